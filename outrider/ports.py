@@ -37,7 +37,7 @@ from outrider.types import (
 from outrider.values import step_value
 
 if TYPE_CHECKING:
-    from outrider.columns import AnswerColumns
+    from outrider.batched import AnswerBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Extend:
     is.
     """
     channel: int = 0
-    """Channel as in ``ExtendColumns``, of which it was one. It never travels."""
+    """Channel as in ``ExtendBatch``, of which it was one. It never travels."""
 
 
 @step_value(frozen=True, slots=True)
@@ -398,7 +398,7 @@ class EventBatch(Generic[EventT_co]):
     report: ForwardReport | None = None
     timings: tuple[ItemTiming, ...] = ()
     """Timings of the item behind each event; empty when no forward was needed."""
-    columns: tuple[AnswerColumns[EventT_co], ...] = ()
+    batched: tuple[AnswerBatch[EventT_co], ...] = ()
     """Further events, of the same forward: one for each form of answers. They come after the events."""
 
     @classmethod
@@ -406,20 +406,20 @@ class EventBatch(Generic[EventT_co]):
         cls,
         timed: Sequence[tuple[EventT_co, ItemTiming | None]],
         report: ForwardReport | None,
-        columns: Sequence[AnswerColumns[EventT_co]] = (),
+        batched: Sequence[AnswerBatch[EventT_co]] = (),
     ) -> EventBatch[EventT_co]:
         """A batch of events with their times, of which its receiver may not know some."""
         timings: Any = tuple([timing for _, timing in timed])
-        return cls(tuple([event for event, _ in timed]), report, timings, tuple(columns))
+        return cls(tuple([event for event, _ in timed]), report, timings, tuple(batched))
 
     @property
-    def sessions_in_columns(self) -> list[int]:
-        """Sessions of the events that are columns."""
-        return [session for columns in self.columns for session in columns.sessions.tolist()]
+    def sessions_in_batch(self) -> list[int]:
+        """Sessions of the events that are arrays."""
+        return [session for batched in self.batched for session in batched.sessions.tolist()]
 
     def all_events(self) -> tuple[EventT_co, ...]:
-        """The events, those of the columns among them."""
-        return (*self.events, *(event for each in self.columns for event in each.events(range(len(each.sessions)))))
+        """The events, those of the arrays among them."""
+        return (*self.events, *(event for each in self.batched for event in each.events(range(len(each.sessions)))))
 
     def timed(self) -> Iterator[tuple[EventT_co, ItemTiming | None]]:
         """Each event with its item's time."""

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outrider.columns import U4, U8, AnswerColumns, ScoreAhead, ScoreColumns
-from outrider.item_columns import command_columns
+from outrider.batched import U4, U8, AnswerBatch, ScoreAhead, ScoreBatch
+from outrider.item_batch import command_batch
 from outrider.ports import Proposal, Score
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES
 
@@ -17,17 +17,17 @@ NUM_ROWS = 7
 
 
 def ahead_of(items: list[Score], lengths: list[int]) -> ScoreAhead:
-    columns = command_columns(items)
-    assert isinstance(columns, ScoreColumns)
-    generations = columns.generations + U8.type(50)
-    return ScoreAhead(replace(columns, draft_lengths=np.array(lengths, dtype=U4)), 3, generations)
+    batched = command_batch(items)
+    assert isinstance(batched, ScoreBatch)
+    generations = batched.generations + U8.type(50)
+    return ScoreAhead(replace(batched, draft_lengths=np.array(lengths, dtype=U4)), 3, generations)
 
 
-def proposals_of(ahead: ScoreAhead, rows: list[int], lengths: list[int]) -> AnswerColumns[Proposal]:
+def proposals_of(ahead: ScoreAhead, rows: list[int], lengths: list[int]) -> AnswerBatch[Proposal]:
     counts = np.array([lengths[row] for row in rows], dtype=U4)
-    sessions, generations = ahead.columns.sessions[rows], ahead.proposals[rows]
+    sessions, generations = ahead.batched.sessions[rows], ahead.proposals[rows]
     ids = np.arange(int(counts.sum()), dtype=U4)
-    return AnswerColumns(sessions, generations, counts, counts, ids, (), Proposal)
+    return AnswerBatch(sessions, generations, counts, counts, ids, (), Proposal)
 
 
 def items_of(chance: random.Random, *, reads_states: bool) -> list[Score]:
@@ -57,8 +57,8 @@ def test_rows_are_what_they_were(seed: int) -> None:
         rows = ahead.rows_for(sent.channel_key, sent.counts)
         assert rows is not None and list(rows) == own
         chosen = ahead.selected(rows)
-        assert chosen.columns.draft_lengths.tolist() == [lengths[row] for row in some]
-        bare = replace(chosen.columns, draft_lengths=np.zeros(len(some), dtype=U4))
+        assert chosen.batched.draft_lengths.tolist() == [lengths[row] for row in some]
+        bare = replace(chosen.batched, draft_lengths=np.zeros(len(some), dtype=U4))
         assert list(bare.items()) == [items[row] for row in some]
         left = [row for row in left if row not in some]
         ahead = ahead.without(rows)

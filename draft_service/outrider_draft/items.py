@@ -62,7 +62,7 @@ def proposal_lengths(step: DecodeBatch) -> Ints:  # [B]
 
 def keeps_bounds(step: DecodeBatch, *, vocab_size: int) -> bool:
     """True if every item of a step keeps to ``check_extend``."""
-    ids = step.columns.token_ids.tolist()
+    ids = step.batched.token_ids.tolist()
     return (
         min(ids) >= 0
         and max(ids) < vocab_size

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from outrider.columns import CommandColumns, ExtendColumns
+from outrider.batched import CommandBatch, ExtendBatch
 from outrider.errors import StaleReferenceError, UnavailableError
 from outrider.planes import PlaneKind, PlaneOffer
 from outrider.ports import ClosePlane, Extend, OfferPlane, PlaneCommand, PlaneEvent
@@ -93,20 +93,20 @@ class DraftPlanes:
                 found[place] = replace(found[place], hidden_states=brought)
         return found
 
-    def fetch_columns(self, columns: CommandColumns) -> CommandColumns:
+    def fetch_batch(self, batched: CommandBatch) -> CommandBatch:
         """The commands with the states that they refer to, fetched by one copy; as they are where that cannot be done,
         for each to be read by itself.
         """
-        if not isinstance(columns, ExtendColumns):
-            return columns
-        states = columns.states
-        if states is None or not np.array_equal(states.counts, columns.counts):
-            return columns
+        if not isinstance(batched, ExtendBatch):
+            return batched
+        states = batched.states
+        if states is None or not np.array_equal(states.counts, batched.counts):
+            return batched
         found = self._readers.read_rows(states)
         if found is None:
-            return columns
+            return batched
         tensor = found.rows.view(_DTYPES[states.dtype])
-        return replace(columns, states=replace(states, tensor=tensor, firsts=found.firsts))
+        return replace(batched, states=replace(states, tensor=tensor, firsts=found.firsts))
 
     def drop_link(self, link_id: int) -> None:
         """End the connections of a link."""

@@ -95,7 +95,7 @@ class _ForwardGraph:
     """Layers whose hidden states it gives, ascending."""
     replay: Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
-    def columns(self, states: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
+    def batched(self, states: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
         """States of ``layers``, in their order, out of the states of all its layers."""
         if tuple(layers) == self.layers:
             return states
@@ -156,7 +156,7 @@ class ForwardGraphs:
         if drawn is not None:
             buffer.replace_first(drawn)
         hidden, states = graph.replay()
-        return Replayed(hidden, logit_indices_in(buffer.numbers, shape, num_logits), graph.columns(states, layers))
+        return Replayed(hidden, logit_indices_in(buffer.numbers, shape, num_logits), graph.batched(states, layers))
 
     def capture(self, recorder: GraphRecorder, bound: CaptureBound, progress: Callable[[int], None]) -> None:
         """Capture every shape; what was captured before is forgotten. The cache's content stays as it is."""

@@ -23,8 +23,8 @@ from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PagePool, St
 from outrider.kv_cache.state_slots import DEFAULT_SNAPSHOT_INTERVAL
 from outrider.model_executor.cuda_graphs import CaptureProgress
 from outrider.model_executor.draft_loop import DraftingRules, DraftRow, check_draft_rows
-from outrider.model_executor.draft_loop.columns import DraftColumns, plan_columns, restore_sequences
-from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight
+from outrider.model_executor.draft_loop.batched import DraftBatch, plan_draft_batch, restore_sequences
+from outrider.model_executor.draft_loop.in_flight import BatchInFlight
 from outrider.model_executor.draft_loop.plan import loop_of
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits
@@ -271,16 +271,16 @@ class ModelRunner:
             raise ConfigError("drafting", "this runner was loaded without draft loops")
         check_draft_rows(self.sequences, rows, self._limits)
         groups = [rows[start : start + loop.max_rows] for start in range(0, len(rows), loop.max_rows)]
-        return [draws for group in groups for draws in self.begin_draft(DraftColumns.of(group)).draws()]
+        return [draws for group in groups for draws in self.begin_draft(DraftBatch.of(group)).draws()]
 
-    def begin_draft(self, columns: DraftColumns) -> ColumnsInFlight:
-        """``draft`` in two halves, of rows that are columns: as many as one loop takes, checked by the caller
-        (``takes_columns``). Sequences may hold more than what is kept of them.
+    def begin_draft(self, batched: DraftBatch) -> BatchInFlight:
+        """``draft`` in two halves, of rows that are arrays: as many as one loop takes, checked by the caller
+        (``takes_batch``). Sequences may hold more than what is kept of them.
         """
         if (loop := self.worker.draft_loop) is None:
             raise ConfigError("drafting", "this runner was loaded without draft loops")
         self.worker.take_device()
-        plan = plan_columns(self.sequences, columns)
+        plan = plan_draft_batch(self.sequences, batched)
         try:
             with torch.inference_mode():
                 self._copy_pages(plan.page_copies)
@@ -289,10 +289,10 @@ class ModelRunner:
                 self._broadcast(command)
                 self.worker.run(command)
         except BaseException:
-            restore_sequences(self.sequences, columns.sequences)
+            restore_sequences(self.sequences, batched.sequences)
             raise
         self.num_forwards += plan.num_steps
-        return ColumnsInFlight(loop, loop_of(command), columns, self.sequences)
+        return BatchInFlight(loop, loop_of(command), batched, self.sequences)
 
     # Warm-up
 

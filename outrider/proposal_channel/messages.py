@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from outrider.columns import I4, U4, AnswerColumns, Column
+from outrider.batched import I4, U4, AnswerBatch, Column
 from outrider.limits import LINK_COMMANDS, LINK_DRAFT_TOKEN_IDS, LINK_SUPPORT_IDS
 
 _HEAD = struct.Struct("<4I")
@@ -28,19 +28,19 @@ class DirectProposals:
     """Proposals of one step, as a target receives them."""
 
     key: bytes
-    """``AnswerColumns.channel_key``: sessions and generations."""
+    """``AnswerBatch.channel_key``: sessions and generations."""
     counts: Column  # [B] draft tokens of each
     token_ids: Column  # [T]
     supports: tuple[Column, Column] | None
     """[T] counts and [N] ids; None: the proposals have no evidence."""
 
 
-def may_be_sent(answers: AnswerColumns[Any]) -> bool:
+def may_be_sent(answers: AnswerBatch[Any]) -> bool:
     """True if a message may be as large as these proposals."""
     return answers.supports is None or answers.supports.token_ids.size <= LINK_SUPPORT_IDS.most
 
 
-def to_bytes(answers: AnswerColumns[Any]) -> bytes:
+def to_bytes(answers: AnswerBatch[Any]) -> bytes:
     """Proposals as one message."""
     supports = answers.supports
     counts, ids = (None, None) if supports is None else (supports.counts, supports.token_ids)

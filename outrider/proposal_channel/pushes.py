@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import U4, U8, AnswerColumns, Column
+from outrider.batched import U4, U8, AnswerBatch, Column
 from outrider.proposal_channel.messages import DirectProposals
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.values import step_value
@@ -51,7 +51,7 @@ class ChainStart:
     channel: int
 
 
-def pushes_of(proposals: AnswerColumns[Any], channel: int) -> Pushes:
+def pushes_of(proposals: AnswerBatch[Any], channel: int) -> Pushes:
     """Pushes of the tokens that a draft step has drawn."""
     return Pushes(proposals.sessions, proposals.base_lengths, proposals.counts, proposals.token_ids, channel)
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from outrider.columns import AnswerColumns, ScoreAhead, ScoreColumns
+from outrider.batched import AnswerBatch, ScoreAhead, ScoreBatch
 from outrider.ports import (
     ChannelEvent,
     ChannelState,
@@ -46,7 +46,7 @@ TICK_S = 0.5
 _LOOPBACK = "127.0.0.1"
 
 _Tell = Callable[[ChannelEvent | SessionLost], None]
-_Submit = Callable[[ScoreColumns | Pushes], None]
+_Submit = Callable[[ScoreBatch | Pushes], None]
 _Key = tuple[int, int]
 
 
@@ -86,9 +86,9 @@ class ProposalReceiver:
 
     def send(self, link_id: int, batch: EventBatch[Any]) -> EventBatch[Any]:
         """Send the verdicts on direct proposals to their drafts; the message, whose scores name no channel."""
-        if not any(columns.channel for columns in batch.columns):
+        if not any(batched.channel for batched in batch.batched):
             return batch
-        return replace(batch, columns=tuple([self._judged(link_id, columns) for columns in batch.columns]))
+        return replace(batch, batched=tuple([self._judged(link_id, batched) for batched in batch.batched]))
 
     def drop_link(self, link_id: int) -> None:
         """End all channels of a link."""
@@ -106,7 +106,7 @@ class ProposalReceiver:
         if self._listener is not None:
             self._listener.close()
 
-    def _judged(self, link_id: int, scores: AnswerColumns[Any]) -> AnswerColumns[Any]:
+    def _judged(self, link_id: int, scores: AnswerBatch[Any]) -> AnswerBatch[Any]:
         """Scores whose verdicts were sent where they came from, if that is wanted."""
         channel = self._channels.get((link_id, scores.channel)) if scores.channel else None
         if channel is not None and channel.wants_verdicts and (verdicts := verdicts_on(scores)) is not None:
@@ -203,8 +203,8 @@ class _Channel:
                 self._waiting[rest.channel_key] = rest, time.monotonic() + self._patience_s
                 if len(self._waiting) > MAX_WAITING:
                     oldest = self._waiting.pop(next(iter(self._waiting)))[0]
-        for columns in complete:
-            self._submit(columns)
+        for batched in complete:
+            self._submit(batched)
         if rest is not None and is_closed:
             _give_up(rest, self._tell, "the proposal channel has ended")
         if oldest is not None:
@@ -212,9 +212,9 @@ class _Channel:
 
     def _forget_superseded(self, ahead: ScoreAhead) -> None:
         """Nothing waits for scores all of whose sessions were asked for something newer."""
-        sessions = set(ahead.columns.sessions.tolist())
+        sessions = set(ahead.batched.sessions.tolist())
         for key, (older, _) in list(self._waiting.items()):
-            if sessions.issuperset(older.columns.sessions.tolist()):
+            if sessions.issuperset(older.batched.sessions.tolist()):
                 del self._waiting[key]
 
     def close(self, reason: str) -> None:
@@ -234,11 +234,11 @@ class _Channel:
         for ahead, _ in waiting:
             _give_up(ahead, self._tell, f"the proposal channel has ended: {reason}")
 
-    def _take_early(self, ahead: ScoreAhead) -> tuple[list[ScoreColumns], ScoreAhead | None]:
+    def _take_early(self, ahead: ScoreAhead) -> tuple[list[ScoreBatch], ScoreAhead | None]:
         """Scores to compute for proposals that came before, and the rest that still waits. Proposals of other lengths
         than were asked for are the coordinator's to send.
         """
-        complete: list[ScoreColumns] = []
+        complete: list[ScoreBatch] = []
         own, rest = ahead.channel_key, ahead
         for key in [own] if own in self._early else list(self._early):
             proposals = self._early[key][0]
@@ -267,7 +267,7 @@ class _Channel:
         if complete is not None:
             self._submit(complete)
 
-    def _meet(self, proposals: DirectProposals) -> ScoreColumns | None:
+    def _meet(self, proposals: DirectProposals) -> ScoreBatch | None:
         """Scores that waited for these proposals, the rest of which waits on; None unless one ``ScoreAhead`` waits for
         all.
         """
@@ -282,7 +282,7 @@ class _Channel:
         self._waiting.pop(own, None)  # they are of other lengths: the coordinator sends them
         return None
 
-    def _complete(self, ahead: ScoreAhead, rows: Sequence[int], proposals: DirectProposals) -> ScoreColumns:
+    def _complete(self, ahead: ScoreAhead, rows: Sequence[int], proposals: DirectProposals) -> ScoreBatch:
         found = _complete(ahead, rows, proposals)
         return replace(found, begins_next=True) if self._begins_next else found
 
@@ -296,13 +296,13 @@ class _Channel:
             _give_up(ahead, self._tell, f"no proposals came within {self._patience_s:g} s")
 
 
-def _complete(ahead: ScoreAhead, rows: Sequence[int], proposals: DirectProposals) -> ScoreColumns:
+def _complete(ahead: ScoreAhead, rows: Sequence[int], proposals: DirectProposals) -> ScoreBatch:
     """Scores to compute. A planned step is recognised by its arrays, so that these stay the same if all came."""
     own = ahead if proposals.key == ahead.channel_key else ahead.selected(rows)
     return own.with_proposals(proposals.token_ids, proposals.supports)
 
 
 def _give_up(ahead: ScoreAhead, tell: _Tell, reason: str) -> None:
-    columns = ahead.columns
-    for session, generation in zip(columns.sessions.tolist(), columns.generations.tolist(), strict=True):
+    batched = ahead.batched
+    for session, generation in zip(batched.sessions.tolist(), batched.generations.tolist(), strict=True):
         tell(SessionLost(session, generation, reason))

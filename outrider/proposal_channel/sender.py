@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from outrider.columns import AnswerColumns
+from outrider.batched import AnswerBatch
 from outrider.errors import ConfigError, UnavailableError
 from outrider.ports import ChannelEvent, ChannelState, CloseChannel, EventBatch, OfferChannel
 from outrider.proposal_channel.messages import MessageReader, may_be_sent, to_bytes
@@ -76,13 +76,13 @@ class ProposalSender:
 
     def send(self, link_id: int, batch: EventBatch[Any]) -> EventBatch[Any]:
         """Send the proposals of a message to the targets that wait for them; the message, which says what was sent."""
-        if not any(columns.channel for columns in batch.columns):
+        if not any(batched.channel for batched in batch.batched):
             return batch
         sent = [
             self._pushed(link_id, each) if isinstance(each, Pushes) else self._sent(link_id, each)
-            for each in batch.columns
+            for each in batch.batched
         ]
-        return replace(batch, columns=tuple([columns for columns in sent if columns is not None]))
+        return replace(batch, batched=tuple([batched for batched in sent if batched is not None]))
 
     def drop_link(self, link_id: int) -> None:
         """End all channels of a link."""
@@ -114,17 +114,17 @@ class ProposalSender:
             return False
         return True
 
-    def _sent(self, link_id: int, columns: AnswerColumns[Any]) -> AnswerColumns[Any]:
-        key = link_id, columns.channel
-        if not columns.channel or key not in self._sockets or not may_be_sent(columns):
-            return replace(columns, channel=0)
+    def _sent(self, link_id: int, batched: AnswerBatch[Any]) -> AnswerBatch[Any]:
+        key = link_id, batched.channel
+        if not batched.channel or key not in self._sockets or not may_be_sent(batched):
+            return replace(batched, channel=0)
         submit = self._chained.get(key)
         if submit is not None:
-            submit(ChainStart(all_accepted(columns), columns.channel))  # before the verdicts on them can come
-        if not self._write(key, to_bytes(columns)):
-            return replace(columns, channel=0)
+            submit(ChainStart(all_accepted(batched), batched.channel))  # before the verdicts on them can come
+        if not self._write(key, to_bytes(batched)):
+            return replace(batched, channel=0)
         self._num_sent += 1
-        return columns
+        return batched
 
     def _serve(self, key: _Key, command: OfferChannel, tell: _Tell, submit: _Submit) -> None:
         """Connect, and take verdicts until the channel ends; runs in the connection's thread."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import U4, U8, AnswerColumns, Column
+from outrider.batched import U4, U8, AnswerBatch, Column
 from outrider.limits import LINK_COMMANDS
 from outrider.values import step_value
 
@@ -39,7 +39,7 @@ class Verdicts:
         return len(self.sessions)
 
 
-def verdicts_on(scores: AnswerColumns[Any]) -> Verdicts | None:
+def verdicts_on(scores: AnswerBatch[Any]) -> Verdicts | None:
     """Verdicts of a target's own tokens on the draft tokens that it scored; None where the coordinator draws coins."""
     drafts = scores.draft_token_ids
     if drafts is None or scores.is_sparse:
@@ -63,7 +63,7 @@ def verdicts_on(scores: AnswerColumns[Any]) -> Verdicts | None:
     )
 
 
-def all_accepted(proposals: AnswerColumns[Any]) -> Verdicts:
+def all_accepted(proposals: AnswerBatch[Any]) -> Verdicts:
     """The verdicts by which a draft goes on from its own proposals."""
     ends = proposals.counts.cumsum(dtype=np.int64)
     following = np.full(len(ends), UNKNOWN, dtype=U4)
@@ -73,8 +73,8 @@ def all_accepted(proposals: AnswerColumns[Any]) -> Verdicts:
 
 def to_bytes(verdicts: Verdicts) -> bytes:
     """Verdicts as one message."""
-    columns = [getattr(verdicts, name) for name in Verdicts.__slots__]
-    parts = [column.astype(dtype, copy=False).tobytes() for column, dtype in zip(columns, _TYPES, strict=True)]
+    batched = [getattr(verdicts, name) for name in Verdicts.__slots__]
+    parts = [column.astype(dtype, copy=False).tobytes() for column, dtype in zip(batched, _TYPES, strict=True)]
     return b"".join([_HEAD.pack(len(verdicts)), *parts])
 
 
@@ -92,8 +92,8 @@ def take_verdicts(received: bytearray) -> Verdicts | None:
         return None
     content = bytes(received[:end])
     del received[:end]
-    columns, start = [], _HEAD.size
+    batched, start = [], _HEAD.size
     for dtype in _TYPES:
-        columns.append(np.frombuffer(content, dtype, count, start))
+        batched.append(np.frombuffer(content, dtype, count, start))
         start += count * dtype.itemsize
-    return Verdicts(*columns)
+    return Verdicts(*batched)

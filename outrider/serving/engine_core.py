@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
-from outrider.columns import CommandColumns, ScoreColumns
+from outrider.batched import CommandBatch, ScoreBatch
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Open, Prepare, Rejected, Release
 from outrider.proposal_channel.pushes import ChainStart, Pushes
@@ -52,12 +52,12 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         budget: TokenBudget | None = None,
         *,
         lookahead: bool = False,
-        takes_columns: bool = True,
+        takes_batch: bool = True,
         references: References | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """``lookahead``: a ``Prepare`` is served, where the executor can tell what the next step is.
-        ``takes_columns``: what comes as columns is served as such where it can be.
+        ``takes_batch``: what comes as arrays is served as such where it can be.
 
         ``references``: bring in what items refer to; None: they refer to nothing.
         """
@@ -94,7 +94,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             self.scheduler,
             self._outputs,
             stats=stats,
-            is_enabled=takes_columns,
+            is_enabled=takes_batch,
             take_item=self._inputs.item,
             clock=clock,
         )
@@ -185,7 +185,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             return []
         batch, output = finished.batch, finished.output
         self._outputs.note_forward(batch)
-        if batch.decode is not None and output.columns is not None:
+        if batch.decode is not None and output.batched is not None:
             messages = self.decode.answer(batch, batch.decode, output, finished.ended_ns)
             if may_go_on and self.executor.is_asynchronous and not self.in_flight and self.decode.ahead.is_due:
                 messages = self.send_verdicts(messages)
@@ -315,11 +315,11 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def handle(
         self,
         link_id: int,
-        commands: Sequence[Open | Release | Rejected | Prepare | ItemT | CommandColumns],
+        commands: Sequence[Open | Release | Rejected | Prepare | ItemT | CommandBatch],
         *,
         arrived_ns: int | None = None,
     ) -> None:
-        """Process one message of a link, columns among its commands; computes nothing."""
+        """Process one message of a link, arrays among its commands; computes nothing."""
         arrived = self._clock() if arrived_ns is None else arrived_ns
         if self.decode.runs_begun and self.decode.adopt(link_id, commands, arrived):
             return
@@ -330,25 +330,25 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._settle()
         if self.decode.take_expected(commands, arrived):
             return
-        singles, columns, after = self.decode.split(link_id, commands)
+        singles, batched, after = self.decode.split(link_id, commands)
         if self._references is not None:
             singles = self._references.fetch_all(singles)
-            columns = None if columns is None else self._references.fetch_columns(columns)
+            batched = None if batched is None else self._references.fetch_batch(batched)
         self._inputs.take(link_id, singles, arrived)
-        if columns is not None:
-            self.decode.take(link_id, columns, arrived, is_free=not self.in_flight)
+        if batched is not None:
+            self.decode.take(link_id, batched, arrived, is_free=not self.in_flight)
             self._inputs.take(link_id, after, arrived)
         self.scheduler.plain.grow()
         if len(self.in_flight) == 1:
             self.in_flight[0].may_queue_next = True
 
-    def expect(self, link_id: int, columns: ScoreColumns) -> None:
+    def expect(self, link_id: int, batched: ScoreBatch) -> None:
         """Plan a step of which a later message is expected to bring the draft tokens, if the device is idle."""
         if self.decode.ahead.has_any:
             return
         self._settle()
         if not self.in_flight:
-            self.decode.expect(link_id, columns)
+            self.decode.expect(link_id, batched)
 
     def begin(self, link_id: int, said: Verdicts | ChainStart | Pushes, *, is_idle: bool = True) -> None:
         """Prepare for what will be asked for after what came by a proposal channel: verdicts of a target begin

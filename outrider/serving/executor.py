@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import AnswerColumns, CommandColumns, LogprobColumns
+from outrider.batched import AnswerBatch, CommandBatch, LogprobColumns
 from outrider.errors import OutriderError
 from outrider.ports import Opened, Preempted, Refused, SessionFailed, SessionLost
 from outrider.prefix_hash import PrefixHash
@@ -67,7 +67,7 @@ class References(Protocol):
         """The commands of one message, with what they refer to where it is there."""
         ...
 
-    def fetch_columns(self, columns: CommandColumns) -> CommandColumns:
+    def fetch_batch(self, batched: CommandBatch) -> CommandBatch:
         """The commands with what they refer to; as they are, and nothing read, where not all of it is there."""
         ...
 
@@ -114,8 +114,8 @@ class ExecutorOutput(Generic[EventT_co]):
     """Readings of the core's clock between which the masks of grammars were made; None without any."""
     pushed: Sequence[tuple[int, Any]] = ()
     """Events that answer no item, each with the number of its link. They leave with the next message."""
-    columns: AnswerColumns[EventT_co] | None = None
-    """The answers of a step that came as columns, if all its sessions have one."""
+    batched: AnswerBatch[EventT_co] | None = None
+    """The answers of a step that came as arrays, if all its sessions have one."""
     plain: PlainOutcome | None = None
     """Next tokens of the texts of a plain step, which ``results`` do not contain."""
     settle: Callable[[], None] | None = None
@@ -123,12 +123,12 @@ class ExecutorOutput(Generic[EventT_co]):
 
     def one_by_one(self) -> ExecutorOutput[EventT_co]:
         """Output with a result for each job, and settled."""
-        if self.columns is None:
+        if self.batched is None:
             return self
         if self.settle is not None:
             self.settle()
         return replace(
-            self, results=list(self.columns.events(range(len(self.columns.sessions)))), columns=None, settle=None
+            self, results=list(self.batched.events(range(len(self.batched.sessions)))), batched=None, settle=None
         )
 
 
@@ -259,7 +259,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
     # Columns: items of many running sessions at once. An executor that takes none gets all of them one by one.
 
     def is_decoding(self, session: Session[SequenceT]) -> bool:
-        """True if the items of a session that was answered may come as columns, and its answers go as such."""
+        """True if the items of a session that was answered may come as arrays, and its answers go as such."""
         return False
 
     def session_rows(self, sessions: Sequence[Session[SequenceT]]) -> Any:  # noqa: ANN401 - the executor's own
@@ -269,17 +269,17 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         return None
 
     @property
-    def truncates_columns(self) -> bool:
+    def truncates_batch(self) -> bool:
         """True if ``start_step`` truncates the sequences itself."""
         return False
 
-    def takes_columns(self, step: DecodeBatch) -> bool:
+    def takes_batch(self, step: DecodeBatch) -> bool:
         """True if all items of a step of such sessions are valid, and there are KV pages for all. Changes nothing."""
         return False
 
-    def plan_columns(self, step: DecodeBatch) -> Any:  # noqa: ANN401 - the executor's own
+    def plan_draft_batch(self, step: DecodeBatch) -> Any:  # noqa: ANN401 - the executor's own
         """Plan the forward of a step whose draft tokens are still to come, for ``DecodeBatch.plan``; None where that
-        cannot be, or ``takes_columns`` would not take them. The next call is that of ``start_step`` with this step,
+        cannot be, or ``takes_batch`` would not take them. The next call is that of ``start_step`` with this step,
         or ``forget_plan``.
         """
         return None
@@ -295,7 +295,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
     def start_step(
         self, step: PlainStep | DecodeBatch, batch: Sequence[tuple[JobT, int]] = ()
     ) -> InFlightForward[EventT]:
-        """``start`` over a step of the running batch, with jobs beside it, of which ``results`` are. Of columns the
+        """``start`` over a step of the running batch, with jobs beside it, of which ``results`` are. Of arrays the
         sessions' sequences were truncated to what the items keep, if that is not left to it.
         """
         raise NotImplementedError

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from outrider.columns import AnswerColumns, Column, CommandColumns, ExtendColumns
-from outrider.item_columns import proposal_columns
+from outrider.batched import AnswerBatch, Column, CommandBatch, ExtendBatch
+from outrider.item_batch import proposal_batch
 from outrider.limits.rate_limit import RateLimit
 from outrider.ports import (
     EventBatch,
@@ -50,9 +50,9 @@ Messages: TypeAlias = list[tuple[int, EventBatch[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class _TracedRows:
-    """Answers in columns, some of whose items are traced."""
+    """Answers in arrays, some of whose items are traced."""
 
-    answers: AnswerColumns[Any]
+    answers: AnswerBatch[Any]
     trace_parents: Sequence[str]  # [B]
     arrived_ns: Sequence[int]  # [B]
     forward: ForwardRecord | None
@@ -124,17 +124,17 @@ class OutputProcessor:
         self._plain += answers
 
     def put_claimed(
-        self, begun: BegunStep, columns: ExtendColumns, rows: Sequence[int], places: Sequence[int], arrived_ns: int
+        self, begun: BegunStep, batched: ExtendBatch, rows: Sequence[int], places: Sequence[int], arrived_ns: int
     ) -> None:
         """Queue the answers to commands of one link that were computed before they came: ``rows`` of ``columns`` ask
         for what lies at ``places`` of a step.
         """
-        answers = begun.answers_to(columns, np.array(rows), np.array(places))
+        answers = begun.answers_to(batched, np.array(rows), np.array(places))
         step = replace(
-            begun.step, columns=columns, own=begun.step.own.selected(np.array(places)), arrived_ns=arrived_ns
+            begun.step, batched=batched, own=begun.step.own.selected(np.array(places)), arrived_ns=arrived_ns
         )
-        parents = [columns.trace_parents[row] for row in rows] if columns.trace_parents else ()
-        self._claimed += self.columns_message(step, answers, begun.forward, parents)
+        parents = [batched.trace_parents[row] for row in rows] if batched.trace_parents else ()
+        self._claimed += self.batch_message(step, answers, begun.forward, parents)
 
     def put_messages(self, messages: Messages) -> None:
         """Queue messages as they are."""
@@ -179,16 +179,16 @@ class OutputProcessor:
         return messages
 
     def _plain_batch(self, finished: Sequence[AnyRequest], plain: Sequence[PlainAnswers]) -> EventBatch[Any]:
-        """Answers of one link, some as columns."""
+        """Answers of one link, some as arrays."""
         link_id = int(plain[0].step.own.link_ids[plain[0].places[0]])
         now = self._clock()
-        columns = []
+        batched = []
         for answers in [own for one in plain for own in one.by_form()]:
             step, places = answers.step, answers.places
-            columns.append(step.columns(places, now))
+            batched.append(step.batched(places, now))
             if any(parents := step.trace_parents[places].tolist()):
                 arrived = step.arrived_ns[places].tolist()
-                self._traced_rows.append(_TracedRows(columns[-1], parents, arrived, step.forward, now, Scores))
+                self._traced_rows.append(_TracedRows(batched[-1], parents, arrived, step.forward, now, Scores))
         times = np.concatenate([answers.step.timings_ns(answers.places, now) for answers in plain])
         queue_ns, forward_ns, sample_ns, _, total_ns, _ = times.max(axis=0).tolist()
         forwards = [answers.step.forward for answers in plain if answers.step.forward is not None]
@@ -199,14 +199,14 @@ class OutputProcessor:
             *self._loads.others_of(link_id),
         )  # fmt: skip
         if not finished:
-            return EventBatch((), report, (), tuple(columns))
+            return EventBatch((), report, (), tuple(batched))
         beside = self._batch(finished)
-        return EventBatch(beside.events, _larger(report, beside.report), beside.timings, (*columns, *beside.columns))
+        return EventBatch(beside.events, _larger(report, beside.report), beside.timings, (*batched, *beside.batched))
 
-    def columns_message(
+    def batch_message(
         self,
         step: DecodeBatch,
-        answers: AnswerColumns[Any],
+        answers: AnswerBatch[Any],
         forward: ForwardRecord,
         trace_parents: Sequence[str] = (),
     ) -> Messages:
@@ -223,15 +223,15 @@ class OutputProcessor:
             *stages, now - arrived, forward.batch_size, forward.num_tokens, self._num_pages_free(), forward.ended_ns,
             *self._loads.others_of(step.link_id),
         )  # fmt: skip
-        columns = AnswerColumns(
+        batched = AnswerBatch(
             answers.sessions, answers.generations, answers.base_lengths, answers.counts, answers.token_ids,
             timing, answers.make, answers.outside_masses, answers.states, answers.supports,
-            *_of_channel(step.columns), answers.goes_on, logprobs=answers.logprobs,
+            *_of_channel(step.batched), answers.goes_on, logprobs=answers.logprobs,
         )  # fmt: skip
         if trace_parents:
             kind, times = Scores if step.is_scoring else Proposal, [arrived] * len(trace_parents)
-            self._traced_rows.append(_TracedRows(columns, trace_parents, times, forward, now, kind))
-        return [*self._take_opened(step.link_id), (step.link_id, EventBatch((), report, (), (columns,)))]
+            self._traced_rows.append(_TracedRows(batched, trace_parents, times, forward, now, kind))
+        return [*self._take_opened(step.link_id), (step.link_id, EventBatch((), report, (), (batched,)))]
 
     def note(self, event: object, opening: Open | None, trace_parent: str = "") -> None:
         """Count and log an event that says that something went wrong; nothing of any other.
@@ -294,9 +294,9 @@ class OutputProcessor:
         )  # fmt: skip
         if channel := _channel_of(finished):
             proposals = [event for event in events if isinstance(event, Proposal)]
-            columns = proposal_columns(proposals, timings, channel)
-            if columns is not None:
-                return EventBatch((), report, (), (columns,))
+            batched = proposal_batch(proposals, timings, channel)
+            if batched is not None:
+                return EventBatch((), report, (), (batched,))
         return EventBatch(events, report, timings)
 
 
@@ -311,11 +311,11 @@ def _channel_of(finished: Sequence[AnyRequest]) -> int:
     return channel if are_proposals else 0
 
 
-def _of_channel(columns: CommandColumns) -> tuple[int, Column | None]:
-    """``channel`` and ``draft_token_ids`` of the answers to columns."""
-    if isinstance(columns, ExtendColumns):
-        return columns.channel, None
-    return columns.channel, columns.draft_token_ids if columns.is_direct else None
+def _of_channel(batched: CommandBatch) -> tuple[int, Column | None]:
+    """``channel`` and ``draft_token_ids`` of the answers to arrays."""
+    if isinstance(batched, ExtendBatch):
+        return batched.channel, None
+    return batched.channel, batched.draft_token_ids if batched.is_direct else None
 
 
 def _larger(report: ForwardReport, other: ForwardReport | None) -> ForwardReport:

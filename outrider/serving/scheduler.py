@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import MAX_ROW_TOKENS, ScoreColumns
+from outrider.batched import MAX_ROW_TOKENS, ScoreBatch
 from outrider.errors import OutriderError
 from outrider.recording import ForwardRecord
 from outrider.serving.decode.plain_step import PlainStep
@@ -138,7 +138,7 @@ class Scheduler:
 
     def takes_decode_batch(self, step: DecodeBatch) -> bool:
         """True if the budget allows a forward of all items of a step; otherwise they share it one by one."""
-        is_few = max(step.columns.counts.tolist()) <= MAX_ROW_TOKENS
+        is_few = max(step.batched.counts.tolist()) <= MAX_ROW_TOKENS
         return is_few and step.num_tokens <= self._budget.max_batched_tokens
 
     def note_decode_batch(self, step: DecodeBatch) -> None:
@@ -171,11 +171,11 @@ class Scheduler:
         return self.queue.is_empty and self.plain.is_empty
 
     def take_plain(
-        self, link_id: int, columns: ScoreColumns, arrived_ns: int
+        self, link_id: int, batched: ScoreBatch, arrived_ns: int
     ) -> tuple[list[PlainAnswers], NDArray[np.bool_]]:
         """``PlainSteps.take``."""
-        answers, is_taken = self.plain.take(link_id, columns, arrived_ns)
-        for number in columns.sessions[is_taken].tolist():
+        answers, is_taken = self.plain.take(link_id, batched, arrived_ns)
+        for number in batched.sessions[is_taken].tolist():
             self._delay.note_return((link_id, number), arrived_ns)
         return answers, is_taken
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.columns import StateColumns
+from outrider.batched import StateBatch
 from outrider.errors import StaleReferenceError
 from outrider.planes import PlaneKind, PlaneReference
 from outrider.tensor_plane.endpoints import ReaderEnd, same_or_current_stream
@@ -80,7 +80,7 @@ class OpenPlane:
             return found, self._note([each.sequence for each in read], num_bytes, device) if read else []
 
     def read_rows(
-        self, states: StateColumns, device: torch.device, deadline_s: float
+        self, states: StateBatch, device: torch.device, deadline_s: float
     ) -> tuple[FetchedRows | None, list[int]]:
         """Fetch the states of many sessions by one copy; and which places the writer is to be told of. None, and
         nothing read, where one of them is not there, or they do not lie side by side.
@@ -190,7 +190,7 @@ class _Rows:
     counts: NDArray[np.int64]  # [B]
 
     @classmethod
-    def of(cls, states: StateColumns, capacity: int) -> _Rows | None:
+    def of(cls, states: StateBatch, capacity: int) -> _Rows | None:
         """None where they are not all in a ring of ``capacity``, are no whole rows apart, or lie far apart."""
         row_bytes, counts = states.row_bytes, states.counts.astype(np.int64)
         if int(states.offsets_bytes.max()) > capacity or int(counts.max()) * row_bytes > capacity:

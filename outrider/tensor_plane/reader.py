@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from outrider.columns import StateColumns
+from outrider.batched import StateBatch
 from outrider.errors import StaleReferenceError
 from outrider.planes import PlaneKind, PlaneOffer, PlaneReference, PlaneReport
 from outrider.tensor_plane.control import ControlConnection, Message, connect
@@ -100,7 +100,7 @@ class PlaneReader:
                 found[index] = content
         return found
 
-    def read_rows(self, states: StateColumns) -> FetchedRows | None:
+    def read_rows(self, states: StateBatch) -> FetchedRows | None:
         """The states of many sessions on this end's device, fetched by one copy; None, and nothing read, where they
         cannot be read so.
         """
@@ -267,7 +267,7 @@ class PlaneReaders:
                     found[index] = content
         return found
 
-    def read_rows(self, states: StateColumns) -> FetchedRows | None:
+    def read_rows(self, states: StateBatch) -> FetchedRows | None:
         """The states of many sessions, of whichever writer; as ``PlaneReader.read_rows``."""
         for reader in list(self._readers.values()):
             if reader.has(states.plane_id):

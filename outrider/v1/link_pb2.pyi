@@ -430,7 +430,7 @@ class TargetEvents(_message.Message):
     heartbeat: Heartbeat
     def __init__(self, events: _Optional[_Iterable[_Union[TargetEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.PlaneOffer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
-class StateColumns(_message.Message):
+class StateBatch(_message.Message):
     __slots__ = ("plane_id", "dtype", "width", "starts", "counts", "offsets_bytes", "sequences")
     PLANE_ID_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -478,23 +478,23 @@ class StepCommands(_message.Message):
     draft_token_ids: bytes
     support_counts: bytes
     support_token_ids: bytes
-    states: StateColumns
+    states: StateBatch
     hidden_states_from: bytes
     plane: int
     channel: int
     trace_parents: _containers.RepeatedScalarFieldContainer[str]
     hidden_states: _containers.RepeatedCompositeFieldContainer[HiddenStates]
-    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., num_kept_tokens: _Optional[bytes] = ..., prefix_chains: _Optional[bytes] = ..., prefix_rests: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., draft_lengths: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., states: _Optional[_Union[StateColumns, _Mapping]] = ..., hidden_states_from: _Optional[bytes] = ..., plane: _Optional[int] = ..., channel: _Optional[int] = ..., trace_parents: _Optional[_Iterable[str]] = ..., hidden_states: _Optional[_Iterable[_Union[HiddenStates, _Mapping]]] = ...) -> None: ...
+    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., num_kept_tokens: _Optional[bytes] = ..., prefix_chains: _Optional[bytes] = ..., prefix_rests: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., draft_lengths: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., states: _Optional[_Union[StateBatch, _Mapping]] = ..., hidden_states_from: _Optional[bytes] = ..., plane: _Optional[int] = ..., channel: _Optional[int] = ..., trace_parents: _Optional[_Iterable[str]] = ..., hidden_states: _Optional[_Iterable[_Union[HiddenStates, _Mapping]]] = ...) -> None: ...
 
 class ScoreAhead(_message.Message):
-    __slots__ = ("columns", "channel", "proposal_generations")
-    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("batched", "channel", "proposal_generations")
+    BATCHED_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
-    columns: StepCommands
+    batched: StepCommands
     channel: int
     proposal_generations: bytes
-    def __init__(self, columns: _Optional[_Union[StepCommands, _Mapping]] = ..., channel: _Optional[int] = ..., proposal_generations: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, batched: _Optional[_Union[StepCommands, _Mapping]] = ..., channel: _Optional[int] = ..., proposal_generations: _Optional[bytes] = ...) -> None: ...
 
 class StepAnswers(_message.Message):
     __slots__ = ("sessions", "generations", "base_lengths", "counts", "token_ids", "outside_mass", "support_counts", "support_token_ids", "support_sizes", "support_probs", "states", "channel", "draft_token_ids", "form", "timings_ns", "details", "goes_on")
@@ -525,14 +525,14 @@ class StepAnswers(_message.Message):
     support_token_ids: bytes
     support_sizes: bytes
     support_probs: bytes
-    states: StateColumns
+    states: StateBatch
     channel: int
     draft_token_ids: bytes
     form: AnswerForm
     timings_ns: bytes
     details: AnswerDetails
     goes_on: bytes
-    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., support_sizes: _Optional[bytes] = ..., support_probs: _Optional[bytes] = ..., states: _Optional[_Union[StateColumns, _Mapping]] = ..., channel: _Optional[int] = ..., draft_token_ids: _Optional[bytes] = ..., form: _Optional[_Union[AnswerForm, str]] = ..., timings_ns: _Optional[bytes] = ..., details: _Optional[_Union[AnswerDetails, _Mapping]] = ..., goes_on: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., support_sizes: _Optional[bytes] = ..., support_probs: _Optional[bytes] = ..., states: _Optional[_Union[StateBatch, _Mapping]] = ..., channel: _Optional[int] = ..., draft_token_ids: _Optional[bytes] = ..., form: _Optional[_Union[AnswerForm, str]] = ..., timings_ns: _Optional[bytes] = ..., details: _Optional[_Union[AnswerDetails, _Mapping]] = ..., goes_on: _Optional[bytes] = ...) -> None: ...
 
 class AnswerDetails(_message.Message):
     __slots__ = ("draft_token_probs", "entropies", "probs", "dense_logprobs", "logprobs", "prompt_logprobs", "hidden_states")
@@ -547,12 +547,12 @@ class AnswerDetails(_message.Message):
     entropies: bytes
     probs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]
     dense_logprobs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]
-    logprobs: CandidateColumns
-    prompt_logprobs: CandidateColumns
+    logprobs: CandidateBatch
+    prompt_logprobs: CandidateBatch
     hidden_states: _containers.RepeatedCompositeFieldContainer[HiddenStates]
-    def __init__(self, draft_token_probs: _Optional[bytes] = ..., entropies: _Optional[bytes] = ..., probs: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., dense_logprobs: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., logprobs: _Optional[_Union[CandidateColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[CandidateColumns, _Mapping]] = ..., hidden_states: _Optional[_Iterable[_Union[HiddenStates, _Mapping]]] = ...) -> None: ...
+    def __init__(self, draft_token_probs: _Optional[bytes] = ..., entropies: _Optional[bytes] = ..., probs: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., dense_logprobs: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., logprobs: _Optional[_Union[CandidateBatch, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[CandidateBatch, _Mapping]] = ..., hidden_states: _Optional[_Iterable[_Union[HiddenStates, _Mapping]]] = ...) -> None: ...
 
-class CandidateColumns(_message.Message):
+class CandidateBatch(_message.Message):
     __slots__ = ("num_positions", "counts", "token_ids", "logprobs", "ranks", "top_counts", "top_token_ids", "top_logprobs")
     NUM_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider.columns import ScoreColumns
+from outrider.batched import ScoreBatch
 from outrider.errors import IntegrityError, InvalidRequestError
 from outrider.kernels.device_stream import to_device
 from outrider.kv_cache import KVSequence
@@ -28,7 +28,7 @@ from outrider.types import JudgingRule, ScoreForm, SparseScores, TokenScores, Ty
 from outrider_target.jobs import ScoreJob, check_layers, check_score
 from outrider_target.planes import TargetPlanes
 from outrider_target.scoring_forward import ScoringForward
-from outrider_target.step_rows import SessionColumns, forward_rows, layers_of
+from outrider_target.step_rows import SessionBatch, forward_rows, layers_of
 
 TargetSession = Session[KVSequence]
 COLUMN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED, JudgingRule.REJECTION)
@@ -106,36 +106,36 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         """Sessions whose scores are tokens, or sparse."""
         return session.open.judging_rule in COLUMN_RULES and isinstance(session.executor_state, SessionSampling)
 
-    def session_rows(self, sessions: Sequence[TargetSession]) -> SessionColumns:
+    def session_rows(self, sessions: Sequence[TargetSession]) -> SessionBatch:
         """Session data for forwards and kernels."""
         sequences, samplings = [session.sequence for session in sessions], list(map(self._sampling_of, sessions))
-        return SessionColumns.of(sequences, samplings, self.runner.config.vocab_size)
+        return SessionBatch.of(sequences, samplings, self.runner.config.vocab_size)
 
     @property
-    def truncates_columns(self) -> bool:
+    def truncates_batch(self) -> bool:
         """A forward starts before its sequences are brought up to date."""
         return True
 
-    def takes_columns(self, step: DecodeBatch) -> bool:
+    def takes_batch(self, step: DecodeBatch) -> bool:
         """True if every item has drafts and keeps to the bounds of ``check_score``, pages suffice for certain, and all
         scores are tokens, or all are sparse.
         """
         return self._takes_rows(step) and self.takes_drafts(step)
 
     def _takes_rows(self, step: DecodeBatch) -> bool:
-        """``takes_columns`` but for the draft tokens and their supports."""
-        columns, rows = step.columns, step.rows
-        if not isinstance(columns, ScoreColumns) or rows.is_sparse is None:
+        """``takes_batch`` but for the draft tokens and their supports."""
+        batched, rows = step.batched, step.rows
+        if not isinstance(batched, ScoreBatch) or rows.is_sparse is None:
             return False
-        counts, lengths = columns.counts.tolist(), step.draft_lengths.tolist()
-        if min(lengths) < (0 if columns.begins_next else 1) or min(counts) < 1:
+        counts, lengths = batched.counts.tolist(), step.draft_lengths.tolist()
+        if min(lengths) < (0 if batched.begins_next else 1) or min(counts) < 1:
             return False
-        if columns.hidden_states_from is not None and not (
-            rows.layers and np.array_equal(step.kept, columns.hidden_states_from)  # of just what every item brings
+        if batched.hidden_states_from is not None and not (
+            rows.layers and np.array_equal(step.kept, batched.hidden_states_from)  # of just what every item brings
         ):
             return False
         return (
-            are_within(columns.token_ids.tolist(), 0, self.runner.config.vocab_size - 1)
+            are_within(batched.token_ids.tolist(), 0, self.runner.config.vocab_size - 1)
             and are_all(step.bases + step.draft_lengths <= step.own.max_lengths)
             and self.runner.sequences.surely_fit(len(counts), max(map(operator.add, counts, lengths)))
             and self.runner.sequences.have_states(rows.sequences, step.kept)
@@ -143,20 +143,20 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
 
     def takes_drafts(self, step: DecodeBatch) -> bool:
         """True if draft tokens and supports keep to the bounds of ``check_score``."""
-        columns, rows = step.columns, step.rows
-        if not isinstance(columns, ScoreColumns):
+        batched, rows = step.batched, step.rows
+        if not isinstance(batched, ScoreBatch):
             return False
-        if rows.is_sparse and not _has_whole_supports(columns, rows.num_token_ids):
+        if rows.is_sparse and not _has_whole_supports(batched, rows.num_token_ids):
             return False
-        return are_within(columns.draft_token_ids.tolist(), 0, rows.num_token_ids - 1)
+        return are_within(batched.draft_token_ids.tolist(), 0, rows.num_token_ids - 1)
 
-    def plan_columns(self, step: DecodeBatch) -> PlannedBatch | None:
+    def plan_draft_batch(self, step: DecodeBatch) -> PlannedBatch | None:
         """The forward but for its draft tokens, with its KV pages."""
-        columns = step.columns
-        if not isinstance(columns, ScoreColumns) or not self._takes_rows(step):
+        batched = step.batched
+        if not isinstance(batched, ScoreBatch) or not self._takes_rows(step):
             return None
         unknown = np.zeros(int(step.draft_lengths.sum()), dtype=np.int64)
-        return self.runner.plan_batch(forward_rows(step, columns, unknown), layers_of(columns, step.rows))
+        return self.runner.plan_batch(forward_rows(step, batched, unknown), layers_of(batched, step.rows))
 
     def forget_plan(self, plan: PlannedBatch) -> None:
         """Give the pages back."""
@@ -248,12 +248,12 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         )
 
 
-def _has_whole_supports(columns: ScoreColumns, num_token_ids: int) -> bool:
+def _has_whole_supports(batched: ScoreBatch, num_token_ids: int) -> bool:
     """True if every draft token of every session has a support, of ids below ``num_token_ids``."""
-    counts, ids = columns.support_counts, columns.support_token_ids
+    counts, ids = batched.support_counts, batched.support_token_ids
     if counts is None or ids is None or not ids.size:
         return False
-    if counts.size != columns.draft_token_ids.size or int(counts.sum()) != ids.size:
+    if counts.size != batched.draft_token_ids.size or int(counts.sum()) != ids.size:
         return False
     return int(counts.min()) > 0 and int(ids.min()) >= 0 and int(ids.max()) < num_token_ids
 

@@ -1,4 +1,4 @@
-"""Hidden states of a forward, on their way to a draft: which rows and columns are whose, and how they go.
+"""Hidden states of a forward, on their way to a draft: which rows and arrays are whose, and how they go.
 
 Shape letters: ``T`` tokens of a forward, ``F`` values of a position, ``H`` those of one layer.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from outrider.columns import ScoreColumns, StateColumns
+from outrider.batched import ScoreBatch, StateBatch
 from outrider.types import HiddenStates
 from outrider_target.jobs import ScoreJob
 
@@ -54,22 +54,22 @@ def in_order(rows: torch.Tensor, wanted: Sequence[int], layers: Sequence[int]) -
 
 
 class StepStates:
-    """States of a step that came as columns: all rows of its forward, session after session, in one copy."""
+    """States of a step that came as arrays: all rows of its forward, session after session, in one copy."""
 
     def __init__(
-        self, planes: TargetPlanes | None, step: DecodeBatch, columns: ScoreColumns, states: torch.Tensor
+        self, planes: TargetPlanes | None, step: DecodeBatch, batched: ScoreBatch, states: torch.Tensor
     ) -> None:
         """Queue the copy, with the forward's stream. ``states`` [T, F] are of all tokens of the step."""
         self._planes, self._states = planes, states
-        self._starts, sizes = step.kept, columns.counts.astype(np.int64) + step.draft_lengths
+        self._starts, sizes = step.kept, batched.counts.astype(np.int64) + step.draft_lengths
         self._sizes: list[int] = sizes.tolist()
-        self.columns: StateColumns | None = None
+        self.batched: StateBatch | None = None
         """References to the states, once the forward has ended; None where they go inline."""
-        writer = planes.writer(step.link_id, columns.plane) if planes is not None and columns.plane else None
+        writer = planes.writer(step.link_id, batched.plane) if planes is not None and batched.plane else None
         references = None if writer is None else writer.put(states, self._sizes)
         if writer is not None and planes is not None and references is not None:
             planes.sent_bytes[writer.report.kind] += states.numel() * states.element_size()
-            self.columns = StateColumns(
+            self.batched = StateBatch(
                 references[0].plane_id,
                 states.shape[1],
                 _name(states.dtype),

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.columns import (
-    AnswerColumns,
+from outrider.batched import (
+    AnswerBatch,
     Column,
     LogprobColumns,
-    ScoreColumns,
-    StateColumns,
-    SupportColumns,
+    ScoreBatch,
+    StateBatch,
+    SupportBatch,
     token_scores,
 )
 from outrider.errors import OutriderError
@@ -50,7 +50,7 @@ _NO_IDS = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class SessionColumns:
+class SessionBatch:
     """Properties of sessions that do not change between their steps."""
 
     sequences: list[KVSequence]  # [B]
@@ -66,7 +66,7 @@ class SessionColumns:
     vocab_size: int
 
     @classmethod
-    def of(cls, sequences: list[KVSequence], samplings: list[SessionSampling], vocab_size: int) -> SessionColumns:
+    def of(cls, sequences: list[KVSequence], samplings: list[SessionSampling], vocab_size: int) -> SessionBatch:
         """Columns of these sessions."""
         metadata = [each.metadata for each in samplings]
         scoring = SessionRows.of(metadata, vocab_size) if all(each.may_be_row for each in metadata) else None
@@ -75,7 +75,7 @@ class SessionColumns:
     @classmethod
     def _with(
         cls, sequences: list[KVSequence], samplings: list[SessionSampling], scoring: SessionRows | None, vocab_size: int
-    ) -> SessionColumns:
+    ) -> SessionBatch:
         openings = [each.open for each in samplings]
         forms = {needs_support(opened) for opened in openings}
         layers = {opened.hidden_state_layers for opened in openings}
@@ -89,19 +89,19 @@ class SessionColumns:
             vocab_size,
         )
 
-    def selected(self, places: NDArray[np.intp]) -> SessionColumns:
+    def selected(self, places: NDArray[np.intp]) -> SessionBatch:
         """Sessions at these indices."""
         chosen = places.tolist()
         sequences, samplings = [self.sequences[place] for place in chosen], [self.samplings[place] for place in chosen]
         if self.scoring is None:
-            return SessionColumns.of(sequences, samplings, self.vocab_size)
-        return SessionColumns._with(sequences, samplings, self.scoring.selected(places), self.vocab_size)
+            return SessionBatch.of(sequences, samplings, self.vocab_size)
+        return SessionBatch._with(sequences, samplings, self.scoring.selected(places), self.vocab_size)
 
     @staticmethod
-    def joined(parts: Sequence[SessionColumns]) -> SessionColumns:
+    def joined(parts: Sequence[SessionBatch]) -> SessionBatch:
         """All sessions of several."""
         scoring = [part.scoring for part in parts if part.scoring is not None]
-        return SessionColumns._with(
+        return SessionBatch._with(
             [sequence for part in parts for sequence in part.sequences],
             [sampling for part in parts for sampling in part.samplings],
             SessionRows.joined(scoring) if len(scoring) == len(parts) else None,
@@ -115,9 +115,9 @@ class StepRows:
     def __init__(self, step: PlainStep | DecodeBatch, planes: TargetPlanes | None, *, is_drawn: bool = False) -> None:
         """``planes`` take hidden states; None: they go inline. ``is_drawn``: the tokens are only on the device."""
         self._step, self._planes, self._is_drawn = step, planes, is_drawn
-        self._own: SessionColumns = step.rows
-        columns = step.columns if isinstance(step, DecodeBatch) else None
-        self._columns = columns if isinstance(columns, ScoreColumns) else None
+        self._own: SessionBatch = step.rows
+        batched = step.batched if isinstance(step, DecodeBatch) else None
+        self._arrays = batched if isinstance(batched, ScoreBatch) else None
         """Drafts and what is asked for beside scores; None for decode steps."""
         self._lengths = step.draft_lengths
         self._states: StepStates | None = None
@@ -128,15 +128,15 @@ class StepRows:
     @property
     def layers(self) -> Sequence[int]:
         """Layers whose hidden states are wanted."""
-        return () if self._columns is None else layers_of(self._columns, self._own)
+        return () if self._arrays is None else layers_of(self._arrays, self._own)
 
     def batch(self) -> RowBatch:
         """The rows."""
-        step, columns = self._step, self._columns
+        step, batched = self._step, self._arrays
         if isinstance(step, DecodeBatch):
-            if columns is None:
+            if batched is None:
                 raise TypeError("a target scores")
-            return forward_rows(step, columns, columns.draft_token_ids)
+            return forward_rows(step, batched, batched.draft_token_ids)
         return RowBatch.plain(self._own.sequences, step.bases - 1, None if self._is_drawn else step.tokens)
 
     def begin_masks(self, sampler: Sampler, *, is_awaited: bool = False) -> None:
@@ -146,7 +146,7 @@ class StepRows:
         if self._has_begun_masks:
             return
         self._has_begun_masks = True
-        drafts = None if self._columns is None else self._columns.draft_token_ids.tolist()
+        drafts = None if self._arrays is None else self._arrays.draft_token_ids.tolist()
         ends, bases = self._lengths.cumsum().tolist(), self._step.bases.tolist()
         for place, (sampling, (kept, new)) in enumerate(zip(self._own.samplings, self._texts(), strict=True)):
             if sampling.has_grammar:
@@ -160,23 +160,23 @@ class StepRows:
         """Committed tokens that each session's sequence keeps, and the new ones of the step."""
         step = self._step
         if isinstance(step, DecodeBatch):
-            ids, ends = step.columns.token_ids.tolist(), step.columns.counts.cumsum().tolist()
+            ids, ends = step.batched.token_ids.tolist(), step.batched.counts.cumsum().tolist()
             new = [ids[start:end] for start, end in itertools.pairwise([0, *ends])]
             return zip(step.kept.tolist(), new, strict=True)
         return zip((step.bases - 1).tolist(), [[token_id] for token_id in step.tokens.tolist()], strict=True)
 
     def hand_over(self, states: torch.Tensor, layers: Sequence[int]) -> None:  # [T, F]
         """Hand the hidden states of ``layers`` that are asked for to the drafts; the rows are launched."""
-        columns, step = self._columns, self._step
-        if columns is not None and columns.hidden_states_from is not None and isinstance(step, DecodeBatch):
-            self._states = StepStates(self._planes, step, columns, in_order(states, self._own.layers, layers))
+        batched, step = self._arrays, self._step
+        if batched is not None and batched.hidden_states_from is not None and isinstance(step, DecodeBatch):
+            self._states = StepStates(self._planes, step, batched, in_order(states, self._own.layers, layers))
 
     def begin_scoring(self, sampler: Sampler, logits: torch.Tensor) -> None:  # [R, V]
         """Start to score all positions."""
         own = self._own
         texts = [sequence.token_ids for sequence in own.sequences]
         scored = ScoredRows(
-            own.samplings, texts, self._step.bases, self._lengths, self._columns, own.scoring, self._masks
+            own.samplings, texts, self._step.bases, self._lengths, self._arrays, own.scoring, self._masks
         )
         self._scoring = sampler.begin_rows(logits, scored)
 
@@ -202,65 +202,65 @@ class StepRows:
         return replace(output, masked_ns=within if output.masked_ns is None else output.masked_ns)
 
     def _finish(self, output: ExecutorOutput[Scores]) -> ExecutorOutput[Scores]:
-        if self._columns is None:
+        if self._arrays is None:
             return replace(output, plain=self._scoring.next_tokens())
-        states = None if self._states is None else self._states.columns
+        states = None if self._states is None else self._states.batched
         is_handed, answers = self._states is None or states is not None, None
         tokens, sparse = self._scoring.tokens(), self._scoring.sparse()
         if is_handed and tokens is not None:
-            answers = self._answers(self._columns, tokens, states)
+            answers = self._answers(self._arrays, tokens, states)
         elif is_handed and sparse is not None:
-            answers = self._sparse_answers(self._columns, sparse, states)
+            answers = self._sparse_answers(self._arrays, sparse, states)
         if answers is not None:
-            return replace(output, columns=replace(answers, logprobs=self._scoring.logprobs()))
+            return replace(output, batched=replace(answers, logprobs=self._scoring.logprobs()))
         outcomes = self._scoring.outcomes()
         if not is_handed or any(outcome.form is None for outcome in outcomes):
-            return replace(output, results=self._one_by_one(self._columns, outcomes, states))
+            return replace(output, results=self._one_by_one(self._arrays, outcomes, states))
         logprobs = LogprobColumns.of([outcome.logprobs for outcome in outcomes])
-        answers = self._joined_answers(self._columns, [outcome.form for outcome in outcomes], states)
-        return replace(output, columns=replace(answers, logprobs=logprobs))
+        answers = self._joined_answers(self._arrays, [outcome.form for outcome in outcomes], states)
+        return replace(output, batched=replace(answers, logprobs=logprobs))
 
     def _joined_answers(
-        self, columns: ScoreColumns, forms: Sequence[ScoreForm | None], states: StateColumns | None
-    ) -> AnswerColumns[Scores]:
+        self, batched: ScoreBatch, forms: Sequence[ScoreForm | None], states: StateBatch | None
+    ) -> AnswerBatch[Scores]:
         """``forms``: those of each session."""
         sparse_forms = [form for form in forms if isinstance(form, SparseScores)]
         if sparse_forms:
-            return self._sparse_answers(columns, joined_scores(sparse_forms), states)
+            return self._sparse_answers(batched, joined_scores(sparse_forms), states)
         rows = [form.token_ids for form in forms if isinstance(form, TokenScores)]
         found = np.array([token_id for row in rows for token_id in row], dtype=np.uint32)
-        return self._answers(columns, found, states)
+        return self._answers(batched, found, states)
 
     def _answers(
         self,
-        columns: ScoreColumns,
+        batched: ScoreBatch,
         token_ids: np.ndarray,  # [sum(K+1)]
-        states: StateColumns | None,
+        states: StateBatch | None,
         masses: np.ndarray | None = None,
-        supports: SupportColumns | None = None,
-    ) -> AnswerColumns[Scores]:
-        heads = columns.sessions, columns.generations, self._step.bases, self._lengths + 1
-        drafts = columns.draft_token_ids if columns.is_direct else None  # said here too: the step may be split
-        return AnswerColumns(*heads, token_ids, (), token_scores, masses, states, supports, 0, drafts)
+        supports: SupportBatch | None = None,
+    ) -> AnswerBatch[Scores]:
+        heads = batched.sessions, batched.generations, self._step.bases, self._lengths + 1
+        drafts = batched.draft_token_ids if batched.is_direct else None  # said here too: the step may be split
+        return AnswerBatch(*heads, token_ids, (), token_scores, masses, states, supports, 0, drafts)
 
     def _sparse_answers(
-        self, columns: ScoreColumns, scores: SparseScores, states: StateColumns | None
-    ) -> AnswerColumns[Scores]:
+        self, batched: ScoreBatch, scores: SparseScores, states: StateBatch | None
+    ) -> AnswerBatch[Scores]:
         """``scores``: those of all sessions, one after the other."""
-        sizes = _support_sizes(columns.support_counts, self._lengths)
-        supports = SupportColumns(sizes, _NO_IDS, scores.support_probs)
-        return self._answers(columns, scores.outside_token_ids, states, scores.outside_mass, supports)
+        sizes = _support_sizes(batched.support_counts, self._lengths)
+        supports = SupportBatch(sizes, _NO_IDS, scores.support_probs)
+        return self._answers(batched, scores.outside_token_ids, states, scores.outside_mass, supports)
 
     def _one_by_one(
-        self, columns: ScoreColumns, outcomes: list[ScoreOutcome], states: StateColumns | None
+        self, batched: ScoreBatch, outcomes: list[ScoreOutcome], states: StateBatch | None
     ) -> list[Scores | OutriderError | None]:
-        heads = zip(columns.sessions.tolist(), columns.generations.tolist(), self._step.bases.tolist(), strict=True)
+        heads = zip(batched.sessions.tolist(), batched.generations.tolist(), self._step.bases.tolist(), strict=True)
         handed: Iterable[HiddenStates | None] = [None] * len(outcomes)
         if self._states is not None:
             handed = self._states.inline() if states is None else states.hidden_states()
         drafts: Iterable[tuple[int, ...]] = [()] * len(outcomes)
-        if columns.is_direct:
-            drafts = [item.draft_token_ids for item in columns.items()]
+        if batched.is_direct:
+            drafts = [item.draft_token_ids for item in batched.items()]
         return [
             outcome.error
             if outcome.form is None
@@ -269,15 +269,15 @@ class StepRows:
         ]
 
 
-def forward_rows(step: DecodeBatch, columns: ScoreColumns, draft_token_ids: Column) -> RowBatch:
+def forward_rows(step: DecodeBatch, batched: ScoreBatch, draft_token_ids: Column) -> RowBatch:
     """Rows of a step's forward, with these draft tokens."""
-    counts, sequences = columns.counts.astype(np.int64, copy=False), step.rows.sequences
-    return RowBatch(sequences, step.kept, columns.token_ids, counts, draft_token_ids, step.draft_lengths)
+    counts, sequences = batched.counts.astype(np.int64, copy=False), step.rows.sequences
+    return RowBatch(sequences, step.kept, batched.token_ids, counts, draft_token_ids, step.draft_lengths)
 
 
-def layers_of(columns: ScoreColumns, rows: SessionColumns) -> list[int]:
+def layers_of(batched: ScoreBatch, rows: SessionBatch) -> list[int]:
     """The layers whose hidden states a forward hands out."""
-    return [] if columns.hidden_states_from is None else sorted(set(rows.layers))
+    return [] if batched.hidden_states_from is None else sorted(set(rows.layers))
 
 
 def joined_scores(forms: Sequence[SparseScores]) -> SparseScores:

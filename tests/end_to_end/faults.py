@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from outrider.columns import CommandColumns, num_items
+from outrider.batched import CommandBatch, num_items
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.row_batch import RowBatch
@@ -86,7 +86,7 @@ def lose_sessions(service: Any, *, at_item: int) -> None:
     def forgetful(link_id: int, commands: Sequence[Any], *, arrived_ns: int | None = None) -> None:
         nonlocal seen
         before = seen
-        seen += num_items([command for command in commands if isinstance(command, Extend | Score | CommandColumns)])
+        seen += num_items([command for command in commands if isinstance(command, Extend | Score | CommandBatch)])
         if before < at_item <= seen:
             core.drop_link(link_id)
         handle(link_id, commands, arrived_ns=arrived_ns)

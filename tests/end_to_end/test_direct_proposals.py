@@ -196,7 +196,7 @@ async def test_scores_may_come_before_the_proposals(rule: dict[str, Any], monkey
 
     async def late(link: Any) -> AsyncIterator[Any]:
         async for batch in events(link):
-            if any(columns.channel for columns in batch.columns):
+            if any(batched.channel for batched in batch.batched):
                 held.append(1)
                 await asyncio.sleep(0.05)
             yield batch

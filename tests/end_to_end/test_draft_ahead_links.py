@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.columns import AnswerColumns
+from outrider.batched import AnswerBatch
 from outrider.proposal_channel import messages
 from outrider.proposal_channel import receiver as receiving
 from outrider.proposal_channel import sender as sending
@@ -111,8 +111,8 @@ async def test_a_path_that_swallows_everything_holds_no_step_for_long(
 
 
 def of_single_sessions(verdicts: Verdicts) -> list[Verdicts]:
-    columns = [getattr(verdicts, name) for name in Verdicts.__slots__]
-    return [Verdicts(*[column[row : row + 1] for column in columns]) for row in range(len(verdicts))]
+    batched = [getattr(verdicts, name) for name in Verdicts.__slots__]
+    return [Verdicts(*[column[row : row + 1] for column in batched]) for row in range(len(verdicts))]
 
 
 class Reordering:
@@ -138,23 +138,23 @@ async def test_verdicts_in_another_order_change_no_token(draft_ahead: str, monke
         await check_played(stack, GREEDY, expected)
 
 
-Push = Callable[[random.Random, AnswerColumns[Any]], AnswerColumns[Any] | None]
+Push = Callable[[random.Random, AnswerBatch[Any]], AnswerBatch[Any] | None]
 
 
-def lost(_chance: random.Random, _proposals: AnswerColumns[Any]) -> None:
+def lost(_chance: random.Random, _proposals: AnswerBatch[Any]) -> None:
     """Message that never arrives."""
 
 
-def other_tokens(chance: random.Random, proposals: AnswerColumns[Any]) -> AnswerColumns[Any]:
+def other_tokens(chance: random.Random, proposals: AnswerBatch[Any]) -> AnswerBatch[Any]:
     shift = np.uint32(chance.randrange(1, 100))
     return replace(proposals, token_ids=((proposals.token_ids + shift) % 200).astype(proposals.token_ids.dtype))
 
 
-def of_another_step(chance: random.Random, proposals: AnswerColumns[Any]) -> AnswerColumns[Any]:
+def of_another_step(chance: random.Random, proposals: AnswerBatch[Any]) -> AnswerBatch[Any]:
     return replace(proposals, generations=proposals.generations + np.uint64(chance.choice((1, 2, 40))))
 
 
-def of_other_sessions(_chance: random.Random, proposals: AnswerColumns[Any]) -> AnswerColumns[Any]:
+def of_other_sessions(_chance: random.Random, proposals: AnswerBatch[Any]) -> AnswerBatch[Any]:
     return replace(proposals, sessions=proposals.sessions[::-1].copy())
 
 
@@ -167,7 +167,7 @@ async def test_proposals_that_go_wrong_on_their_way_change_no_token(
 ) -> None:
     expected, chance, honest = await expected_of(GREEDY), random.Random(11), messages.to_bytes
 
-    def sent(proposals: AnswerColumns[Any]) -> bytes:
+    def sent(proposals: AnswerBatch[Any]) -> bytes:
         changed = chance.choice(PUSHES)(chance, proposals) if chance.random() < 0.2 else proposals
         return b"" if changed is None else honest(changed)
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.batched import one_by_one
 from outrider.client.requests import build_request
-from outrider.columns import one_by_one
 from outrider.generation import GenerationResult
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Score

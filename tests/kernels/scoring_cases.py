@@ -17,7 +17,7 @@ import pytest
 import torch
 from scipy import stats
 
-from outrider.columns import ScoreColumns
+from outrider.batched import ScoreBatch
 from outrider.errors import IntegrityError, InvalidRequestError, NonFiniteLogitsError, ProtocolError
 from outrider.kernels.scoring import Found, launching
 from outrider.kernels.token_mask import mask_tokens, reference
@@ -325,7 +325,7 @@ def test_a_batch_of_other_rows_than_positions_is_refused() -> None:
         begin_scoring(logits_of(3, 17), [request_of(opening(), 17, 1)], fused=True)
 
 
-def as_columns(requests: Sequence[ScoreRequest], vocab_size: int) -> ScoredRows:
+def as_one_batch(requests: Sequence[ScoreRequest], vocab_size: int) -> ScoredRows:
     """Requests as one step."""
     lengths = np.array([len(request.draft_token_ids) for request in requests])
     drafts = np.array([token_id for request in requests for token_id in request.draft_token_ids])
@@ -334,7 +334,7 @@ def as_columns(requests: Sequence[ScoreRequest], vocab_size: int) -> ScoredRows:
     ids = np.concatenate([support.token_ids for support in supports]) if supports else None
     none = np.zeros(len(requests), dtype=np.int64)
     heads = none, none, none, b"", none, none, none
-    columns = ScoreColumns(*heads, lengths, drafts, None, 0, counts, ids)
+    columns = ScoreBatch(*heads, lengths, drafts, None, 0, counts, ids)
     samplings = [request.session for request in requests]
     metadata = [sampling.metadata for sampling in samplings]
     rows = SessionRows.of(metadata, vocab_size) if all(each.may_be_row for each in metadata) else None
@@ -366,7 +366,7 @@ def test_columns_are_scored_as_single_requests(case: str, flaw: str, monkeypatch
     if flaw == "not a number":
         logits[3, 5] = math.nan
     outcomes = begin_scoring(logits, requests, fused=True).outcomes()
-    scoring = RowScoring(logits, as_columns(requests, 600))
+    scoring = RowScoring(logits, as_one_batch(requests, 600))
     tokens, sparse = scoring.tokens(), scoring.sparse()
     forms = [outcome.form for outcome in outcomes]
     if flaw == "none" and "adjusted" not in case:
@@ -400,7 +400,7 @@ def test_logprobs_come_beside_the_scores(case: list[dict[str, Any]], vocab_size:
     ]
     logits = logits_of(8, vocab_size, torch.bfloat16)
     expected = score(logits.float().cpu(), requests)
-    scoring = RowScoring(logits, as_columns(requests, vocab_size))
+    scoring = RowScoring(logits, as_one_batch(requests, vocab_size))
     if case == LOGPROB_CASES[-1]:  # any token of a support may be emitted
         assert not any((scoring.tokens(), scoring.sparse(), scoring.logprobs()))
         found = [outcome.logprobs for outcome in scoring.outcomes()]
@@ -421,7 +421,7 @@ def test_logprobs_come_beside_the_scores(case: list[dict[str, Any]], vocab_size:
 
 
 def test_columns_of_other_rows_than_positions_are_refused() -> None:
-    step = as_columns([request_of(opening(), 17, num_drafts=1)], 17)
+    step = as_one_batch([request_of(opening(), 17, num_drafts=1)], 17)
     with pytest.raises(IntegrityError, match="3 rows of logits for 2 positions"):
         RowScoring(logits_of(3, 17), step)
 
@@ -572,7 +572,7 @@ def test_rows_with_grammars_are_scored_as_single_sessions(
     outcomes, truths = both(logits.clone(), requests)
     for found, truth in zip(outcomes, truths, strict=True):
         agree(found, truth)
-    scoring = RowScoring(logits.clone(), as_columns(requests, vocab_size))
+    scoring = RowScoring(logits.clone(), as_one_batch(requests, vocab_size))
     tokens, sparse = scoring.tokens(), scoring.sparse()
     assert ((tokens is None) and (sparse is None)) == (flaw != "none" or WRONG in kinds)
     for ours, expected, kind in zip(scoring.outcomes(), outcomes, kinds, strict=True):

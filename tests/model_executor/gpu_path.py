@@ -47,7 +47,7 @@ from outrider.types import (
     TokenScores,
     TypicalScores,
 )
-from outrider_draft.columns_forward import LoopForward
+from outrider_draft.batch_forward import LoopForward
 from outrider_draft.proposers.draft_model import ModelProposer, ProposalJob
 from outrider_draft.service import build_model_core
 from outrider_target.executor import next_token
@@ -287,9 +287,9 @@ def opened_together(core: Any, kinds: Sequence[int]) -> tuple[Driver, list[list[
     return driver, [[3 + i, 5, 7, 11][: 2 + i % 3] for i in range(len(kinds))], [0] * len(kinds)
 
 
-def column_steps(target: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
+def batch_steps(target: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
     """Answers of a target to steps with drafts that come as columns, from sessions whose scores are of one form."""
-    scorer, choose = ColumnsExecutor(target), random.Random(kinds[0])
+    scorer, choose = BatchExecutor(target), random.Random(kinds[0])
     driver, texts, kept = opened_together(lookahead_core(scorer, max_batched_tokens=60), kinds)
     answers: list[Answer] = []
     for number in range(NUM_COLUMN_STEPS):
@@ -312,9 +312,9 @@ def column_steps(target: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
     return answers
 
 
-def column_drafts(draft: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
+def batch_drafts(draft: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
     """Answers of a draft to steps that come as columns, from sessions whose evidence is of one form."""
-    proposer, choose = ColumnsProposer(draft), random.Random(kinds[0])
+    proposer, choose = BatchProposer(draft), random.Random(kinds[0])
     driver, texts, kept = opened_together(build_model_core(proposer, max_batched_tokens=60), kinds)
     answers: list[Answer] = []
     for number in range(NUM_COLUMN_STEPS):
@@ -338,7 +338,7 @@ def column_drafts(draft: ModelRunner, kinds: Sequence[int]) -> list[Answer]:
     return answers
 
 
-class ColumnsProposer(ModelProposer):
+class BatchProposer(ModelProposer):
     """Counts the steps that come as columns."""
 
     num_columns = 0
@@ -348,7 +348,7 @@ class ColumnsProposer(ModelProposer):
         return super().start_step(step, batch)
 
 
-class ColumnsExecutor(AsyncTargetExecutor):
+class BatchExecutor(AsyncTargetExecutor):
     """Counts the steps that come as columns."""
 
     num_columns = 0
@@ -390,9 +390,9 @@ def main(device: str, path: Path, shared: str = "") -> None:
         if shared != "target":
             found["answers"], found["draft_steps"] = play(draft, target)
         if not shared:
-            found["drafts"] = column_drafts(draft, (0, 1, 0, 1, 0)) + column_drafts(draft, (2, 3, 3, 2))
+            found["drafts"] = batch_drafts(draft, (0, 1, 0, 1, 0)) + batch_drafts(draft, (2, 3, 3, 2))
         if shared != "draft":
-            found["columns"] = column_steps(target, (0, 1, 0, 1, 0)) + column_steps(target, (2, 3, 3, 2))
+            found["columns"] = batch_steps(target, (0, 1, 0, 1, 0)) + batch_steps(target, (2, 3, 3, 2))
             found["texts"], num_queued = plain_steps(target)
             assert bool(num_queued) == has_kernels(torch.device(device))
         if not shared:

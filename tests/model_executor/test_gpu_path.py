@@ -43,7 +43,7 @@ def finish(started: RunningBatch) -> dict[str, Any]:
 
 def check(found: dict[str, Any], truth: dict[str, Any]) -> None:
     check_answers(found, truth)
-    check_columns(found, truth)
+    check_arrays(found, truth)
     _agree(found["drafts"], truth["drafts"])
     assert found["texts"] == truth["texts"]
     np.testing.assert_allclose(found["narrow"], truth["narrow"], rtol=2e-2, atol=2e-2)
@@ -54,7 +54,7 @@ def check_answers(found: dict[str, Any], truth: dict[str, Any]) -> None:
     assert found["draft_steps"] < truth["draft_steps"]  # for whole proposals are drawn in one
 
 
-def check_columns(found: dict[str, Any], truth: dict[str, Any]) -> None:
+def check_arrays(found: dict[str, Any], truth: dict[str, Any]) -> None:
     _agree(found["columns"], truth["columns"])
 
 

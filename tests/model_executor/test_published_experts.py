@@ -178,7 +178,7 @@ STACKED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def stack(source: Path, folder: Path, *, by_columns: bool = False) -> Path:
+def stack(source: Path, folder: Path, *, by_batch: bool = False) -> Path:
     """The checkpoint with experts as transformers has them in memory, [E, 2 I, H] and [E, H, I], or with rows as
     columns, [E, H, 2 I] and [E, I, H].
     """
@@ -201,26 +201,26 @@ def stack(source: Path, folder: Path, *, by_columns: bool = False) -> Path:
                 "down_proj": torch.stack([expert[2] for expert in experts]),
             }
             for kind, part in parts.items():
-                kept[f"{stacked}.{kind}{suffix}"] = part.mT.contiguous() if by_columns else part
+                kept[f"{stacked}.{kind}{suffix}"] = part.mT.contiguous() if by_batch else part
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
-@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("by_batch", [False, True])
 @pytest.mark.parametrize("name", STACKED)
-def test_stacked_experts_are_read_one_by_one(name: str, by_columns: bool, tmp_path: Path) -> None:
+def test_stacked_experts_are_read_one_by_one(name: str, by_batch: bool, tmp_path: Path) -> None:
     architecture, config = STACKED[name]
     source, ids = build(architecture, **config), random_ids(30, seed=2)
-    folder = stack(source, tmp_path / source.name, by_columns=by_columns)
+    folder = stack(source, tmp_path / source.name, by_batch=by_batch)
     torch.testing.assert_close(logits_of(folder, ids).float(), reference_logits(source, ids), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("by_columns", [False, True])
-def test_scales_of_blocks_are_stacked_as_their_weights(by_columns: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_batch", [False, True])
+def test_scales_of_blocks_are_stacked_as_their_weights(by_batch: bool, tmp_path: Path) -> None:
     config = {**EXPERTS, "hidden_size": 64, "moe_intermediate_size": 48}
     folder = quantize_folder(build("qwen3_moe", **config), tmp_path / "fp8", FORMATS["blocks"])
     ids = random_ids(30, seed=2)
-    stacked = logits_of(stack(folder, tmp_path / "stacked", by_columns=by_columns), ids)
+    stacked = logits_of(stack(folder, tmp_path / "stacked", by_batch=by_batch), ids)
     torch.testing.assert_close(stacked, logits_of(folder, ids), atol=0, rtol=0)
 
 

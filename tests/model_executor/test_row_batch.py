@@ -21,7 +21,7 @@ from tests.support.tiny_models import cached_tiny_model
 PAGE_SIZE, VOCAB_SIZE = 4, 200
 
 
-def columns_of(
+def as_batch(
     choose: random.Random, sequences: list[KVSequence], *, most_counts: int = 2, most_drafts: int = 5
 ) -> RowBatch:
     """Rows of which each keeps some tokens, and others follow."""
@@ -64,7 +64,7 @@ def test_columns_are_laid_out_as_their_rows(seed: int) -> None:
     for sequence in sequences:
         table.extend(sequence, [choose.randrange(VOCAB_SIZE) for _ in range(choose.randint(1, 30))])
     for _ in range(12):
-        columns = columns_of(choose, choose.sample(sequences, choose.randint(1, 7)))
+        columns = as_batch(choose, choose.sample(sequences, choose.randint(1, 7)))
         heads = zip(columns.sequences, columns.lengths.tolist(), strict=True)
         texts = [sequence.token_ids[:length] for sequence, length in heads]
         batch = plan_rows(table, columns)
@@ -121,7 +121,7 @@ def test_a_forward_of_columns_is_that_of_its_rows() -> None:
     layers, choose = (0, 2), random.Random(4)
     runners, pairs = twins(choose)
     for _ in range(4):
-        columns = columns_of(choose, pairs[0])
+        columns = as_batch(choose, pairs[0])
         lengths, tails = columns.lengths.tolist(), columns.tails()
         logits, states = runners[0].forward_batch(columns, layers)
         for sequence, length in zip(pairs[1], lengths, strict=True):
@@ -139,7 +139,7 @@ def test_a_forward_that_was_planned_without_its_drafts_is_the_same() -> None:
     layers, choose = (0, 2), random.Random(6)
     runners, pairs = twins(choose)
     for index in range(8):
-        columns = columns_of(choose, pairs[0])
+        columns = as_batch(choose, pairs[0])
         unknown = replace(columns, draft_token_ids=np.zeros(len(columns.draft_token_ids), dtype=np.int64))
         num_free = runners[0].sequences.pool.num_free
         plan = runners[0].plan_batch(unknown, layers)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outrider.batched import I4, U4, U8, AnswerBatch, ScoreAhead, ScoreBatch, SupportBatch
 from outrider.boot_id import channel_host
-from outrider.columns import I4, U4, U8, AnswerColumns, ScoreAhead, ScoreColumns, SupportColumns
 from outrider.limits import Bound
 from outrider.planes import ID_BYTES
 from outrider.ports import (
@@ -64,8 +64,8 @@ class Ends:
         self.tell_draft(self.offer(connection))
         assert self.from_draft.get(timeout=DEADLINE_S) == ChannelState(connection, is_open=True)
 
-    def send(self, columns: AnswerColumns[Proposal]) -> AnswerColumns[Proposal]:
-        (sent,) = self.sender.send(LINK, EventBatch((), None, (), (columns,))).columns
+    def send(self, batched: AnswerBatch[Proposal]) -> AnswerBatch[Proposal]:
+        (sent,) = self.sender.send(LINK, EventBatch((), None, (), (batched,))).batched
         return sent
 
     def close(self) -> None:
@@ -82,10 +82,10 @@ def ends() -> Iterator[Ends]:
 
 def proposals(
     generations: list[int], lengths: list[int], *, channel: int = 1, supports: bool = False
-) -> AnswerColumns[Proposal]:
+) -> AnswerBatch[Proposal]:
     num_tokens = sum(lengths)
     counts = np.arange(num_tokens, dtype=I4) % 3
-    return AnswerColumns(
+    return AnswerBatch(
         np.arange(len(lengths), dtype=U8) + 7,
         np.array(generations, dtype=U8),
         np.full(len(lengths), 20, dtype=U4),
@@ -93,9 +93,7 @@ def proposals(
         np.arange(num_tokens, dtype=U4) + 1000,
         (),
         Proposal,
-        supports=SupportColumns(
-            counts, np.arange(int(counts.sum()), dtype=I4), np.zeros(int(counts.sum()), dtype="<f4")
-        )
+        supports=SupportBatch(counts, np.arange(int(counts.sum()), dtype=I4), np.zeros(int(counts.sum()), dtype="<f4"))
         if supports
         else None,
         channel=channel,
@@ -104,7 +102,7 @@ def proposals(
 
 def ahead(generations: list[int], lengths: list[int], *, channel: int = 1) -> ScoreAhead:
     size = len(lengths)
-    columns = ScoreColumns(
+    batched = ScoreBatch(
         np.arange(size, dtype=U8) + 7,
         np.array(generations, dtype=U8) + 1,
         np.full(size, 19, dtype=U4),
@@ -115,15 +113,15 @@ def ahead(generations: list[int], lengths: list[int], *, channel: int = 1) -> Sc
         np.array(lengths, dtype=U4),
         np.zeros(0, dtype=U4),
     )
-    return ScoreAhead(columns, channel, np.array(generations, dtype=U8))
+    return ScoreAhead(batched, channel, np.array(generations, dtype=U8))
 
 
-def check_whole(scored: ScoreColumns, sent: AnswerColumns[Proposal], waited: ScoreAhead) -> None:
+def check_whole(scored: ScoreBatch, sent: AnswerBatch[Proposal], waited: ScoreAhead) -> None:
     assert scored.is_direct
     assert scored.draft_token_ids.tolist() == sent.token_ids.tolist()
     assert scored.draft_lengths.tolist() == sent.counts.tolist()
-    assert scored.generations.tolist() == waited.columns.generations.tolist()
-    assert scored.rests.tolist() == waited.columns.rests.tolist()
+    assert scored.generations.tolist() == waited.batched.generations.tolist()
+    assert scored.rests.tolist() == waited.batched.rests.tolist()
     if sent.supports is None:
         assert scored.support_counts is None
     else:
@@ -172,8 +170,8 @@ def test_proposals_and_scores_meet_in_either_order(ends: Ends, *, is_early: bool
 
 def test_answers_of_no_channel_are_not_sent(ends: Ends) -> None:
     ends.open()
-    for columns in (proposals([1], [2], channel=0), proposals([1], [2], channel=9)):
-        assert ends.send(columns).channel == 0
+    for batched in (proposals([1], [2], channel=0), proposals([1], [2], channel=9)):
+        assert ends.send(batched).channel == 0
     assert ends.sender.readings()[0].value == 0
     ends.send(proposals([1], [2]))
     assert ends.sender.readings()[0].value == 1
@@ -277,8 +275,8 @@ def test_no_more_waits_than_there_is_room_for(ends: Ends) -> None:
     ends.open()
     for number in range(MAX_WAITING + 1):
         waited = ahead([number], [2])
-        columns = replace(waited.columns, sessions=np.array([100 + number], dtype=U8))
-        ends.tell_target(replace(waited, columns=columns))
+        batched = replace(waited.batched, sessions=np.array([100 + number], dtype=U8))
+        ends.tell_target(replace(waited, batched=batched))
     lost = ends.from_target.get(timeout=DEADLINE_S)
     assert isinstance(lost, SessionLost) and lost.generation == 1
     assert waiting_at(ends, "_waiting") == MAX_WAITING
@@ -368,7 +366,7 @@ def test_a_channel_ends_where_a_push_may_be_written_in_part(ends: Ends) -> None:
     pushes = pushes_of(proposals([1] * 64, [16] * 64), channel=1)
 
     def has_ended() -> bool:
-        assert not ends.sender.send(LINK, EventBatch((), columns=(pushes,))).columns  # type: ignore[arg-type]
+        assert not ends.sender.send(LINK, EventBatch((), batched=(pushes,))).batched  # type: ignore[arg-type]
         return not ends.from_draft.empty()
 
     with stuck(ends.receiver):  # with the proposals
@@ -418,11 +416,11 @@ def test_proposals_of_which_nobody_hears_are_forgotten() -> None:
 
 def test_supports_of_less_than_nothing_end_the_channel(ends: Ends) -> None:
     ends.open()
-    columns = proposals([1], [2], supports=True)
-    assert columns.supports is not None
-    columns.supports.counts[:] = (-1, columns.supports.token_ids.size + 1)
+    batched = proposals([1], [2], supports=True)
+    assert batched.supports is not None
+    batched.supports.counts[:] = (-1, batched.supports.token_ids.size + 1)
     ends.tell_target(ahead([1], [2]))
-    ends.send(columns)
+    ends.send(batched)
     state = ends.from_target.get(timeout=DEADLINE_S)
     assert isinstance(state, ChannelState) and "do not add up" in state.reason
     assert ends.scored.empty()

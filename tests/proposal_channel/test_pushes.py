@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider.columns import U4, U8
+from outrider.batched import U4, U8
 from outrider.proposal_channel.messages import take_proposals, to_bytes
 from outrider.proposal_channel.pushes import Pushes, pushes_in
 from outrider.proposal_channel.pushes import to_bytes as pushes_to_bytes

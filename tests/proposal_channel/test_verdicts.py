@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.columns import U4, U8, AnswerColumns, token_scores
+from outrider.batched import U4, U8, AnswerBatch, token_scores
 from outrider.limits import LINK_COMMANDS
 from outrider.ports import CloseChannel, EventBatch, OfferChannel, RequestChannel
 from outrider.proposal_channel.receiver import ProposalReceiver
@@ -18,9 +18,9 @@ from outrider.proposal_channel.verdicts import Verdicts, take_verdicts, to_bytes
 from tests.proposal_channel.test_channel import DEADLINE_S, LINK, Ends, eventually, only_channel
 
 
-def scores(tokens: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]], *, channel: int = 1) -> AnswerColumns[Any]:
+def scores(tokens: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]], *, channel: int = 1) -> AnswerBatch[Any]:
     size = len(tokens)
-    return AnswerColumns(
+    return AnswerBatch(
         np.arange(size, dtype=U8) + 7,
         np.arange(size, dtype=U8) + 30,
         np.full(size, 20, dtype=U4),
@@ -88,8 +88,8 @@ def test_an_impossible_number_of_verdicts_is_no_message(count: int) -> None:
         take_verdicts(bytearray(count.to_bytes(4, "little") + bytes(64)))
 
 
-def send(ends: Ends, columns: AnswerColumns[Any]) -> AnswerColumns[Any]:
-    (left,) = ends.receiver.send(LINK, EventBatch((), None, (), (columns,))).columns
+def send(ends: Ends, batched: AnswerBatch[Any]) -> AnswerBatch[Any]:
+    (left,) = ends.receiver.send(LINK, EventBatch((), None, (), (batched,))).batched
     return left
 
 

@@ -35,7 +35,7 @@ def test_rows_of_each_session_are_those_of_the_reference(asked: tuple[int | None
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(int(counts.sum()), VOCAB_SIZE, generator=generator).round(decimals=1)  # with equal ones
     tokens = torch.randint(0, 300, (len(logits),), generator=generator, dtype=torch.int32)
-    found = RowLogprobs(logits, tokens, samplings, counts).columns(tokens.numpy()).rows()
+    found = RowLogprobs(logits, tokens, samplings, counts).batched(tokens.numpy()).rows()
     expected: list[tuple[CandidateLogprobs, ...]] = []
     for sampling, end, count in zip(samplings, counts.cumsum().tolist(), counts.tolist(), strict=True):
         own, num_top = slice(end - count, end), sampling.open.num_logprobs
@@ -50,7 +50,7 @@ def test_many_rows_are_computed_in_parts() -> None:
     counts = np.full(3, MOST_LOGPROB_ROWS // 2 + 1, dtype=np.int64)
     logits = torch.randn(int(counts.sum()), VOCAB_SIZE, generator=torch.Generator().manual_seed(5))
     tokens = logits.argmax(-1).to(torch.int32)
-    found = RowLogprobs(logits, tokens, samplings, counts).columns(tokens.numpy())
+    found = RowLogprobs(logits, tokens, samplings, counts).batched(tokens.numpy())
     assert found.num_positions.tolist() == counts.tolist()
     assert found.ranks.tolist() == [1] * len(logits)
     assert found.token_ids.tolist() == found.top_token_ids.tolist() == tokens.tolist()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.columns import ScoreAhead, ScoreColumns
+from outrider.batched import ScoreAhead, ScoreBatch
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
 from outrider.recording import Recorder
@@ -67,8 +67,8 @@ class EchoCore:
     def handle(self, link_id: int, commands: Sequence[str], *, arrived_ns: int | None = None) -> None:
         self.waiting += [(link_id, command) for command in commands]
 
-    def expect(self, link_id: int, columns: ScoreColumns) -> None:
-        self.waiting.append((link_id, f"expect {columns.draft_lengths.tolist()}"))
+    def expect(self, link_id: int, batched: ScoreBatch) -> None:
+        self.waiting.append((link_id, f"expect {batched.draft_lengths.tolist()}"))
 
     def begin(self, link_id: int, said: Any, *, is_idle: bool = True) -> None:
         self.waiting.append((link_id, f"begin {said.sessions.tolist()}"))
@@ -368,8 +368,8 @@ async def test_a_links_flood_is_handled_in_turns_and_another_link_is_answered_be
 
 def score_ahead(draft_length: int) -> ScoreAhead:
     one = np.ones(1, dtype=np.int64)
-    columns = ScoreColumns(one, one, one, b"", one, one, one, draft_length * one, one[:0])
-    return ScoreAhead(columns, 1, one)
+    batched = ScoreBatch(one, one, one, b"", one, one, one, draft_length * one, one[:0])
+    return ScoreAhead(batched, 1, one)
 
 
 async def test_what_is_to_come_is_told_after_the_other_commands(core: EchoCore) -> None:

@@ -78,8 +78,8 @@ class Caller:
     def take(self, batch: EventBatch[Any]) -> tuple[int, int] | None:
         """Other sessions' numbers by the report of a message, if it brings scores."""
         scores = [event for event in batch.events if isinstance(event, Scores)]
-        for columns in batch.columns:
-            scores += columns.events(range(len(columns.sessions)))
+        for batched in batch.batched:
+            scores += batched.events(range(len(batched.sessions)))
         for score in scores:
             assert isinstance(score.form, TokenScores)
             self.texts[score.session].append(score.form.token_ids[0])
@@ -110,22 +110,22 @@ def rounds_of(callers: Sequence[Caller], *, take_turns: bool) -> list[tuple[int,
     return found
 
 
-@pytest.mark.parametrize("takes_columns", [True, False])
+@pytest.mark.parametrize("takes_batch", [True, False])
 @pytest.mark.parametrize("take_turns", [True, False])
 def test_reports_tell_of_others_alike_where_they_share_forwards_and_where_they_take_turns(
-    take_turns: bool, takes_columns: bool
+    take_turns: bool, takes_batch: bool
 ) -> None:
     switch = Switch()
-    core, executor = target_core(switch, takes_columns=takes_columns, num_pages=600, max_batched_tokens=256)
+    core, executor = target_core(switch, takes_batch=takes_batch, num_pages=600, max_batched_tokens=256)
     shapes = ((4, 2), (6, 3), (5, 0))
     callers = [Caller(core, switch, link_id, *shape) for link_id, shape in enumerate(shapes)]
     assert rounds_of(callers, take_turns=take_turns) == [(11, 18), (9, 8), (10, 26)]
-    assert bool(executor.num_columns) is (takes_columns and take_turns)
+    assert bool(executor.num_columns) is (takes_batch and take_turns)
 
 
 def test_a_link_that_is_gone_is_told_of_no_more() -> None:
     switch = Switch()
-    core, _ = target_core(switch, takes_columns=True, num_pages=600, max_batched_tokens=256)
+    core, _ = target_core(switch, takes_batch=True, num_pages=600, max_batched_tokens=256)
     callers = [Caller(core, switch, link_id, 4, 2) for link_id in range(2)]
     assert rounds_of(callers, take_turns=False) == [(4, 8), (4, 8)]
     core.drop_link(1)

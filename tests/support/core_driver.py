@@ -108,8 +108,8 @@ class Driver:
             if link_id == self.link_id:
                 self.opened += [event for event in batch.events if isinstance(event, Opened)]
                 events += [event for event in batch.events if not isinstance(event, Opened)]
-                for columns in batch.columns:
-                    events += columns.events(range(len(columns.sessions)))
+                for batched in batch.batched:
+                    events += batched.events(range(len(batched.sessions)))
                 if batch.report is not None:
                     self.reports.append(batch.report)
         return events

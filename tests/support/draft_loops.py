@@ -10,9 +10,9 @@ from outrider.kernels.draft_advance import LoopState, advance
 from outrider.kernels.draft_sampling import DraftSink, make_sampler
 from outrider.kernels.draft_sampling.layout import NUM_FIELDS
 from outrider.model_executor.draft_loop import DraftingRules, DraftRow
-from outrider.model_executor.draft_loop.columns import DraftColumns
-from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight
-from outrider.model_executor.draft_loop.results import DrawnColumns, Draws, read_columns, read_draws
+from outrider.model_executor.draft_loop.batched import DraftBatch
+from outrider.model_executor.draft_loop.in_flight import BatchInFlight
+from outrider.model_executor.draft_loop.results import DrawnBatch, Draws, read_batch, read_draws
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 
@@ -31,31 +31,31 @@ class LoopedRunner(ModelRunner):
         return 64
 
     def draft(self, rows: Sequence[DraftRow]) -> list[Draws]:
-        return self.begin_draft(DraftColumns.of(rows)).draws()
+        return self.begin_draft(DraftBatch.of(rows)).draws()
 
-    def begin_draft(self, columns: DraftColumns) -> ColumnsInFlight:
-        return _Loop(self, columns)
+    def begin_draft(self, batched: DraftBatch) -> BatchInFlight:
+        return _Loop(self, batched)
 
 
-class _Loop(ColumnsInFlight):
+class _Loop(BatchInFlight):
     """A loop that has run."""
 
-    def __init__(self, runner: ModelRunner, columns: DraftColumns) -> None:
-        self._columns = columns
-        num_rows, num_steps = len(columns.sequences), max(columns.num_drafts)
+    def __init__(self, runner: ModelRunner, batched: DraftBatch) -> None:
+        self._arrays = batched
+        num_rows, num_steps = len(batched.sequences), max(batched.num_drafts)
         numbers = [torch.zeros(num_rows + 1, dtype=torch.int32) for _ in range(5)]
         step, ids, positions, slots, contexts = (each[: num_rows if place else 1] for place, each in enumerate(numbers))
-        parameters = torch.from_numpy(columns.words().copy())
+        parameters = torch.from_numpy(batched.words().copy())
         state = LoopState(step, positions, slots, contexts, parameters, torch.zeros_like(numbers[0]), ids[:0])
         self._records = torch.zeros(num_steps, num_rows, NUM_FIELDS, dtype=torch.int32)
         self._supports = torch.zeros(num_steps, num_rows, 2, _RULES.support_limit, dtype=torch.int32)
         sampler = make_sampler(runner.device, mass=_RULES.support_mass, limit=_RULES.support_limit)
-        for sequence, length in zip(columns.sequences, columns.lengths, strict=True):
+        for sequence, length in zip(batched.sequences, batched.lengths, strict=True):
             runner.sequences.truncate(sequence, length)
-        tokens = columns.texts
+        tokens = batched.texts
         for index in range(num_steps):
-            own = [place for place, count in enumerate(columns.num_drafts) if count > index]
-            logits = runner.forward([ForwardRow(columns.sequences[place], tokens[place], 1) for place in own])
+            own = [place for place, count in enumerate(batched.num_drafts) if count > index]
+            logits = runner.forward([ForwardRow(batched.sequences[place], tokens[place], 1) for place in own])
             whole = torch.zeros(num_rows, logits.shape[-1])
             whole[own] = logits.float()
             sampler(whole, parameters, DraftSink(step, ids, self._records, self._supports))
@@ -65,14 +65,14 @@ class _Loop(ColumnsInFlight):
     def is_done(self) -> bool:
         return True
 
-    def finish(self) -> DrawnColumns | list[Draws]:
-        columns = self._columns
-        supports = self._supports.numpy() if columns.metadata.needs_evidence else None
+    def finish(self) -> DrawnBatch | list[Draws]:
+        batched = self._arrays
+        supports = self._supports.numpy() if batched.metadata.needs_evidence else None
         records = self._records.numpy()
-        return read_columns(columns, records, supports) or read_draws(columns.rows(), records, supports)
+        return read_batch(batched, records, supports) or read_draws(batched.rows(), records, supports)
 
     def draws(self) -> list[Draws]:
-        return read_draws(self._columns.rows(), self._records.numpy(), self._supports.numpy())
+        return read_draws(self._arrays.rows(), self._records.numpy(), self._supports.numpy())
 
     def settle(self) -> None:
         """Sequences hold what was drawn, but for the last token, from the start."""

@@ -24,10 +24,10 @@ def same(one: Any, other: Any) -> bool:
 
 
 def one_by_one(batch: EventBatch[Any]) -> EventBatch[Any]:
-    """The same events, those of the columns among them, each with its time or None."""
+    """The same events, those of the arrays among them, each with its time or None."""
     timed = [*batch.timed()]
-    for columns in batch.columns:
-        places = range(len(columns.sessions))
-        timed += zip(columns.events(places), columns.timings(places), strict=True)
+    for batched in batch.batched:
+        places = range(len(batched.sessions))
+        timed += zip(batched.events(places), batched.timings(places), strict=True)
     timings: Any = tuple([timing for _, timing in timed])
     return EventBatch(tuple([event for event, _ in timed]), batch.report, timings)

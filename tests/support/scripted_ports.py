@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from outrider import __version__
-from outrider.columns import one_by_one
+from outrider.batched import one_by_one
 from outrider.errors import UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch, TargetCommand, TargetEvent
 from outrider.randomness.streams import Stream

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.columns import StateColumns
+from outrider.batched import StateBatch
 from outrider.errors import StaleReferenceError
 from outrider.planes import PlaneKind, PlaneReference
 from outrider.tensor_plane import shared_file
@@ -339,13 +339,13 @@ def test_cuda_ipc_is_taken_on_one_gpu_and_the_fastest_elsewhere(on_one_gpu: bool
         assert end.close.called == (kind is not chosen)
 
 
-def columns_of(references: list[PlaneReference], counts: list[int], **changed: Any) -> StateColumns:
+def as_batch(references: list[PlaneReference], counts: list[int], **changed: Any) -> StateBatch:
     """States of 10 bfloat16 values a position; the first ``counts`` of each reference."""
     states = [
         HiddenStates(0, count, 10, "bfloat16", b"", (reference.part(0, 20 * count),))
         for reference, count in zip(references, counts, strict=True)
     ]
-    return replace(StateColumns.of(states), **changed)
+    return replace(StateBatch.of(states), **changed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -363,14 +363,14 @@ def test_rows_of_many_sessions_come_by_one_copy(pair: Pair, kind: PlaneKind, mon
     rows = torch.randn(12, 10).bfloat16()
     for counts, places in (([3, 4, 5], range(12)), ([1, 4, 2], (0, 3, 4, 5, 6, 7, 8))):
         copies.clear()
-        columns = columns_of(put(writer, rows, 3, 4, 5), counts)
-        found = reader.read_rows(columns)
+        batched = as_batch(put(writer, rows, 3, 4, 5), counts)
+        found = reader.read_rows(batched)
         assert found is not None
-        columns = replace(columns, tensor=found.rows.view(torch.bfloat16), firsts=found.firsts)
-        wanted = columns.places()
+        batched = replace(batched, tensor=found.rows.view(torch.bfloat16), firsts=found.firsts)
+        wanted = batched.places()
         assert (wanted is None) == (len(places) == 12)
-        assert torch.equal(columns.tensor if wanted is None else columns.tensor[wanted], rows[list(places)])
-        assert torch.equal(torch.cat([one.tensor for one in columns.hidden_states()]), rows[list(places)])
+        assert torch.equal(batched.tensor if wanted is None else batched.tensor[wanted], rows[list(places)])
+        assert torch.equal(torch.cat([one.tensor for one in batched.hidden_states()]), rows[list(places)])
         assert len(copies) == 1
     assert_soon(lambda: writer.num_unread == 0)
 
@@ -380,7 +380,7 @@ def test_rows_that_are_not_there_are_left_for_each_to_be_read(pair: Pair, kind: 
     writer, reader = pair.connected(kind, limits=impatient(transfer_s=0.3))
     rows = torch.randn(12, 10).bfloat16()
     references = put(writer, rows, 3, 4, 5)
-    sound = columns_of(references, [3, 4, 5])
+    sound = as_batch(references, [3, 4, 5])
     first, second, third = sound.offsets_bytes.tolist()
     sequences = sound.sequences
     lying: list[dict[str, Any]] = [
@@ -398,7 +398,7 @@ def test_rows_that_are_not_there_are_left_for_each_to_be_read(pair: Pair, kind: 
     reader.read(references[1], out)  # nothing of them was taken
     assert torch.equal(out, rows[3:7])
     assert reader.read_rows(sound) is None  # one of them was read
-    others = columns_of([references[0], references[2]], [3, 5])
+    others = as_batch([references[0], references[2]], [3, 5])
     assert reader.read_rows(others) is not None
 
 

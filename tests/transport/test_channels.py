@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outrider import ports
-from outrider.columns import AnswerColumns, ExtendColumns, ScoreAhead, ScoreColumns, token_scores
+from outrider.batched import AnswerBatch, ExtendBatch, ScoreAhead, ScoreBatch, token_scores
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_COMMANDS, LINK_DRAFT_TOKEN_IDS, LINK_TOKEN_IDS
 from outrider.planes import ID_BYTES, PlaneOffer
@@ -46,21 +46,21 @@ def to_target(*commands: Any) -> pb.TargetCommands:
     return pb.TargetCommands.FromString(message.SerializeToString())
 
 
-def from_draft(*events: Any, columns: Any = ()) -> pb.DraftEvents:
-    message = draft_events_to_proto(ports.EventBatch(events, columns=tuple(columns)))
+def from_draft(*events: Any, batched: Any = ()) -> pb.DraftEvents:
+    message = draft_events_to_proto(ports.EventBatch(events, batched=tuple(batched)))
     return pb.DraftEvents.FromString(message.SerializeToString())
 
 
-def from_target(*events: Any, columns: Any = ()) -> pb.TargetEvents:
-    message = target_events_to_proto(ports.EventBatch(events, columns=tuple(columns)))
+def from_target(*events: Any, batched: Any = ()) -> pb.TargetEvents:
+    message = target_events_to_proto(ports.EventBatch(events, batched=tuple(batched)))
     return pb.TargetEvents.FromString(message.SerializeToString())
 
 
-def same(columns: Any, others: Any) -> None:
+def same(batched: Any, others: Any) -> None:
     """Comparison of two values by their fields, arrays among them."""
-    assert type(columns) is type(others)
-    for name in type(columns).__slots__:
-        value, other = getattr(columns, name), getattr(others, name)
+    assert type(batched) is type(others)
+    for name in type(batched).__slots__:
+        value, other = getattr(batched, name), getattr(others, name)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             same(value, other)
         elif isinstance(value, np.ndarray):
@@ -124,15 +124,15 @@ def ahead(*, plane: int = 0) -> ScoreAhead:
     for command in commands:
         command.hidden_states_from = command.num_kept_tokens if plane else None
         command.plane = plane
-    (columns,) = target_commands_from_proto(to_target(*commands))
-    columns = dataclasses.replace(columns, draft_token_ids=np.zeros(0, dtype="<u4"))
-    return ScoreAhead(columns, 7, np.array([11, 12, 13, (1 << 64) - 1], dtype="<u8"))
+    (batched,) = target_commands_from_proto(to_target(*commands))
+    batched = dataclasses.replace(batched, draft_token_ids=np.zeros(0, dtype="<u4"))
+    return ScoreAhead(batched, 7, np.array([11, 12, 13, (1 << 64) - 1], dtype="<u8"))
 
 
 @pytest.mark.parametrize("plane", [0, 3])
 def test_scores_ahead_travel(plane: int) -> None:
     sent = ahead(plane=plane)
-    assert sent.columns.draft_lengths.tolist() == [1, 2, 0, 0]
+    assert sent.batched.draft_lengths.tolist() == [1, 2, 0, 0]
     message = to_target(sent)
     (found,) = target_commands_from_proto(message)
     same(found, sent)
@@ -146,7 +146,7 @@ def test_scores_ahead_travel(plane: int) -> None:
 )
 def test_scores_ahead_bring_no_proposals(name: str, content: bytes) -> None:
     message = to_target(ahead())
-    setattr(message.commands[0].score_ahead.columns, name, content)
+    setattr(message.commands[0].score_ahead.batched, name, content)
     with pytest.raises(ProtocolError, match="draft_token_ids and supports are brought by the proposals"):
         target_commands_from_proto(message)
 
@@ -159,9 +159,9 @@ def test_scores_ahead_bring_no_proposals(name: str, content: bytes) -> None:
 @pytest.mark.parametrize("change", [-1, 1, -4, 16])
 def test_scores_ahead_whose_columns_do_not_fit_each_other_are_refused(name: str, change: int) -> None:
     message = to_target(ahead(plane=3))
-    columns = message.commands[0].score_ahead.columns
-    content = getattr(columns, name)
-    setattr(columns, name, content[:change] if change < 0 else content + bytes(change))
+    batched = message.commands[0].score_ahead.batched
+    content = getattr(batched, name)
+    setattr(batched, name, content[:change] if change < 0 else content + bytes(change))
     with pytest.raises(ProtocolError, match="columns: "):
         target_commands_from_proto(message)
 
@@ -180,7 +180,7 @@ def test_scores_ahead_have_the_limits_of_scores() -> None:
     for changed in ({"draft_lengths": long}, {"draft_lengths": huge}, {"counts": huge}):
         message = to_target(ahead())
         for name, content in changed.items():
-            setattr(message.commands[0].score_ahead.columns, name, content)
+            setattr(message.commands[0].score_ahead.batched, name, content)
         with pytest.raises(ProtocolError, match="at most"):
             target_commands_from_proto(message)
     assert LINK_TOKEN_IDS.most < (1 << 32) - 1
@@ -190,47 +190,47 @@ def test_scores_ahead_have_the_limits_of_scores() -> None:
 
 def test_scores_ahead_of_too_many_sessions_are_refused_before_anything_is_made_of_them() -> None:
     group = pb.StepCommands(sessions=bytes(8 * LINK_COMMANDS.most + 8))
-    many = pb.TargetCommands(commands=[pb.TargetCommand(score_ahead=pb.ScoreAhead(columns=group))])
+    many = pb.TargetCommands(commands=[pb.TargetCommand(score_ahead=pb.ScoreAhead(batched=group))])
     with pytest.raises(InvalidRequestError, match=f"at most {LINK_COMMANDS.most}"):
         target_commands_from_proto(many)
 
 
 def test_extends_say_by_which_channel_proposals_go() -> None:
     commands = [extend(index, 300, draft_length=3) for index in range(4)]
-    (columns,) = draft_commands_from_proto(to_draft(*commands))
-    assert isinstance(columns, ExtendColumns) and columns.channel == 0
-    message = to_draft(dataclasses.replace(columns, channel=7))
+    (batched,) = draft_commands_from_proto(to_draft(*commands))
+    assert isinstance(batched, ExtendBatch) and batched.channel == 0
+    message = to_draft(dataclasses.replace(batched, channel=7))
     (found,) = draft_commands_from_proto(message)
-    same(found, dataclasses.replace(columns, channel=7))
+    same(found, dataclasses.replace(batched, channel=7))
     assert list(found.items()) == [dataclasses.replace(command, channel=7) for command in commands]
 
 
 def test_a_score_that_came_directly_never_says_so_on_the_wire() -> None:
-    (columns,) = target_commands_from_proto(to_target(score(1), score(2)))
-    assert isinstance(columns, ScoreColumns)
-    (found,) = target_commands_from_proto(to_target(dataclasses.replace(columns, channel=1)))
-    same(found, columns)
+    (batched,) = target_commands_from_proto(to_target(score(1), score(2)))
+    assert isinstance(batched, ScoreBatch)
+    (found,) = target_commands_from_proto(to_target(dataclasses.replace(batched, channel=1)))
+    same(found, batched)
 
 
-def kept(message: Any) -> AnswerColumns[Any]:
+def kept(message: Any) -> AnswerBatch[Any]:
     """The one group of a message."""
     is_draft = isinstance(message, pb.DraftEvents)
     read: Any = draft_events_from_proto if is_draft else target_events_from_proto
     batch = read(message)
     assert not batch.events
-    (columns,) = batch.columns
-    return columns  # type: ignore[no-any-return]
+    (batched,) = batch.batched
+    return batched  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
     "events", [[ports.Proposal(index, 2, 9, (3, index)) for index in range(4)], [drawn(1, [2, 1]), drawn(2, [3])]]
 )
 def test_proposals_say_by_which_channel_they_have_gone(events: list[Any]) -> None:
-    columns = kept(from_draft(*events))
-    assert columns.channel == 0
-    message = from_draft(columns=[dataclasses.replace(columns, channel=7)])
+    batched = kept(from_draft(*events))
+    assert batched.channel == 0
+    message = from_draft(batched=[dataclasses.replace(batched, channel=7)])
     found = kept(message)
-    same(found, dataclasses.replace(columns, channel=7))
+    same(found, dataclasses.replace(batched, channel=7))
     assert list(map(plain, found.events(range(len(events))))) == list(map(plain, events))
     assert found.selected(np.array([1])).channel == 0, "a part of them is not what went there"
 
@@ -238,17 +238,17 @@ def test_proposals_say_by_which_channel_they_have_gone(events: list[Any]) -> Non
 FORMS: dict[str, Any] = {"greedy": lambda index: greedy(index, index % 4 + 1), "sampled": lambda i: sampled(i, i % 4)}
 
 
-def echoing(form: str) -> tuple[list[ports.Scores], AnswerColumns[Any]]:
-    """Scores that say what they are of, and the same as columns."""
+def echoing(form: str) -> tuple[list[ports.Scores], AnswerBatch[Any]]:
+    """Scores that say what they are of, and the same as arrays."""
     events = [FORMS[form](index) for index in range(7)]
-    columns = kept(from_target(*events))
-    drafts = np.arange(50, 50 + int(columns.counts.sum()) - 7, dtype="<u4")
-    bounds = np.cumsum([0, *(columns.counts - 1)]).tolist()
+    batched = kept(from_target(*events))
+    drafts = np.arange(50, 50 + int(batched.counts.sum()) - 7, dtype="<u4")
+    bounds = np.cumsum([0, *(batched.counts - 1)]).tolist()
     whole = [
         dataclasses.replace(event, draft_token_ids=tuple(drafts[start:end].tolist()))
         for event, start, end in zip(events, bounds, bounds[1:], strict=False)
     ]
-    return whole, dataclasses.replace(columns, draft_token_ids=drafts)
+    return whole, dataclasses.replace(batched, draft_token_ids=drafts)
 
 
 def with_drafts(event: Any) -> Any:
@@ -257,10 +257,10 @@ def with_drafts(event: Any) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_scores_say_which_draft_tokens_they_are_of(form: str) -> None:
-    events, columns = echoing(form)
-    message = from_target(columns=[columns])
+    events, batched = echoing(form)
+    message = from_target(batched=[batched])
     found = kept(message)
-    same(found, columns)
+    same(found, batched)
     assert found.make is token_scores
     assert [with_drafts(event) for event in found.events(range(7))] == list(map(with_drafts, events))
     chosen = found.selected(np.array([6, 0, 3]))
@@ -280,7 +280,7 @@ def test_scores_of_a_step_that_was_split_say_it_each(form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("change", [-1, 1, -4, 4])
 def test_draft_tokens_that_do_not_fit_their_scores_are_refused(form: str, change: int) -> None:
-    message = from_target(columns=[echoing(form)[1]])
+    message = from_target(batched=[echoing(form)[1]])
     content = message.events[0].answers.draft_token_ids
     message.events[0].answers.draft_token_ids = content[:change] if change < 0 else content + bytes(change)
     with pytest.raises(ProtocolError, match="draft_token_ids"):

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.batched import one_by_one
 from outrider.chat import ChatPrompt
-from outrider.columns import one_by_one
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.generation import TO_THE_END, TokenizerFiles
 from outrider.ports import EventBatch, Proposal, Scores
@@ -25,7 +25,7 @@ from tests.transport import values
 Case = tuple[st.SearchStrategy[Any], Callable[[Any], Any], Callable[[Any], Any]]
 
 
-def without_columns(batch: EventBatch[Any]) -> EventBatch[Any]:
+def without_batch(batch: EventBatch[Any]) -> EventBatch[Any]:
     return EventBatch(values.by_session(batch.all_events()), batch.report)
 
 
@@ -43,12 +43,12 @@ CASES: dict[str, Case] = {
     "draft events": (
         values.batches(st.one_of(values.proposals(), values.common_events)),
         events.draft_events_to_proto,
-        lambda message: without_columns(events.draft_events_from_proto(message)),
+        lambda message: without_batch(events.draft_events_from_proto(message)),
     ),
     "target events": (
         values.batches(st.one_of(values.scores, values.chunks, values.common_events)),
         events.target_events_to_proto,
-        lambda message: without_columns(events.target_events_from_proto(message)),
+        lambda message: without_batch(events.target_events_from_proto(message)),
     ),
     "description": (values.descriptions, describing.description_to_proto, describing.description_from_proto),
     "request": (values.requests, requests.request_to_proto, requests.request_from_proto),

@@ -1,4 +1,4 @@
-"""Answers as columns: every value comes back, and every malformed column is a clear error."""
+"""Answers as arrays: every value comes back, and every malformed column is a clear error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from outrider import ports
-from outrider.columns import AnswerColumns
+from outrider.batched import AnswerBatch
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_FIELDS, LINK_ITEMS, LINK_POSITIONS
 from outrider.planes import ID_BYTES, PlaneReference
@@ -45,7 +45,7 @@ from tests.transport.test_links import opening
 REPORT = ports.ForwardReport(1, 2, 3, 4, 5, 6, 7, 8)
 BYTES = pb.StepAnswers.DESCRIPTOR.fields_by_name["sessions"].type
 COLUMNS = [field.name for field in pb.StepAnswers.DESCRIPTOR.fields if field.type == BYTES]
-CANDIDATES = [field.name for field in pb.CandidateColumns.DESCRIPTOR.fields]
+CANDIDATES = [field.name for field in pb.CandidateBatch.DESCRIPTOR.fields]
 LAST = (1 << 32) - 1
 
 
@@ -146,7 +146,7 @@ def with_states(event: ports.Scores, plane: int = 0) -> ports.Scores:
 def test_states_by_one_reference_are_columns_of_each_plane() -> None:
     events = [with_states(greedy(index), index % 2) for index in range(32)]
     message, batch = sent(events)
-    assert len(message.events) == len(batch.columns) == 2
+    assert len(message.events) == len(batch.batched) == 2
     assert sorted(batch.all_events(), key=lambda event: event.session) == events
     drawn_events = [with_states(sampled(index, 2)) for index in range(8)]
     message, batch = sent(drawn_events)
@@ -161,12 +161,12 @@ def test_columns_are_written_as_they_were_read() -> None:
         [sampled(index, index % 3) for index in range(8)],
     ):
         message, batch = sent(events)
-        assert not batch.events and len(batch.columns) == 1
+        assert not batch.events and len(batch.batched) == 1
         assert target_events_to_proto(batch) == message
 
 
-def kept(events: list[Any]) -> AnswerColumns[Any]:
-    """The events as columns that were sent as such, and again."""
+def kept(events: list[Any]) -> AnswerBatch[Any]:
+    """The events as arrays that were sent as such, and again."""
     batch: ports.EventBatch[Any] = ports.EventBatch(tuple(events))
     for _ in range(2):
         if isinstance(events[0], ports.Proposal):
@@ -174,8 +174,8 @@ def kept(events: list[Any]) -> AnswerColumns[Any]:
         else:
             batch = target_events_from_proto(target_events_to_proto(batch))
         assert not batch.events
-    (columns,) = batch.columns
-    return columns
+    (batched,) = batch.batched
+    return batched
 
 
 @pytest.mark.parametrize(
@@ -192,10 +192,10 @@ def kept(events: list[Any]) -> AnswerColumns[Any]:
     ],
 )
 def test_answers_of_any_number_and_length_are_columns_and_may_be_selected(events: list[Any]) -> None:
-    columns = kept(events)
-    assert list(map(plain, columns.events(range(len(events))))) == list(map(plain, events))
+    batched = kept(events)
+    assert list(map(plain, batched.events(range(len(events))))) == list(map(plain, events))
     places = [place for place in (7, 1, 2, 0) if place < len(events)]
-    chosen = columns.selected(np.array(places))
+    chosen = batched.selected(np.array(places))
     assert list(map(plain, chosen.events(range(len(places))))) == [plain(events[place]) for place in places]
 
 
@@ -216,7 +216,7 @@ def test_answers_of_every_form_come_back_beside_other_events(timed: bool) -> Non
         events += [greedy(index), sampled(index + 1), with_logprobs(index + 2), typical(index + 3), dense(index + 4)]
         events += [inline(greedy(index + 5)), with_logprobs(index + 6, num_prompt=3), ports.Preempted(index + 7, 1, 10)]
     _, batch = sent(events, timed=timed)
-    assert [len(columns.sessions) for columns in batch.columns] == [20, 10]
+    assert [len(batched.sessions) for batched in batch.batched] == [20, 10]
     expected = {event.session: (plain(event), timing(event) if timed else None) for event in events}
     for event in events:
         if isinstance(event, ports.Preempted):
@@ -228,7 +228,7 @@ def test_an_event_of_a_session_that_is_answered_stays_behind_its_answer() -> Non
     events = [greedy(1), ports.Preempted(2, 3, 10), greedy(3), ports.Preempted(1, 9, 10)]
     message, batch = sent(events)
     assert [event.WhichOneof("event") for event in message.events] == ["preempted", "answers", "preempted"]
-    assert not batch.columns
+    assert not batch.batched
     assert [event.session for event in batch.events] == [2, 1, 3, 1]
     assert [event.session for event in sent([greedy(5), greedy(6), greedy(5, 1)])[1].all_events()] == [5, 6, 5]
 
@@ -296,9 +296,9 @@ def test_counts_and_items_are_bounded_before_anything_is_made_of_them() -> None:
 def test_positions_with_logprobs_are_bounded_before_anything_is_made_of_them() -> None:
     count = LINK_FIELDS.most + 1
     message = target_events_to_proto(ports.EventBatch((with_logprobs(1, num_prompt=1),)))
-    columns = answers_of(message)[0].details.prompt_logprobs
-    columns.num_positions = count.to_bytes(4, "little")
-    columns.counts = columns.top_counts = bytes(4 * count)
+    batched = answers_of(message)[0].details.prompt_logprobs
+    batched.num_positions = count.to_bytes(4, "little")
+    batched.counts = batched.top_counts = bytes(4 * count)
     with pytest.raises(ProtocolError, match=f"prompt_logprobs has {count} positions"):
         target_events_from_proto(message)
 

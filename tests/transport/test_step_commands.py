@@ -1,4 +1,4 @@
-"""Commands as columns: every value comes back, in its order, and every malformed column is a clear error."""
+"""Commands as arrays: every value comes back, in its order, and every malformed column is a clear error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from outrider import ports
-from outrider.columns import ScoreColumns, one_by_one
+from outrider.batched import ScoreBatch, one_by_one
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_COMMANDS, LINK_DRAFT_TOKEN_IDS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS, REQUEST_ID
 from outrider.packed_ids import pack_long
@@ -28,7 +28,7 @@ from outrider.v1 import link_pb2 as pb
 CommandT = TypeVar("CommandT", ports.Extend, ports.Score)
 BYTES = pb.StepCommands.DESCRIPTOR.fields_by_name["sessions"].type
 COLUMNS = tuple(field.name for field in pb.StepCommands.DESCRIPTOR.fields if field.type == BYTES)
-STATE_COLUMNS = tuple(field.name for field in pb.StateColumns.DESCRIPTOR.fields if field.type == BYTES)
+STATE_COLUMNS = tuple(field.name for field in pb.StateBatch.DESCRIPTOR.fields if field.type == BYTES)
 PLANES = (bytes(ID_BYTES), b"p" * ID_BYTES)
 LAST = (1 << 64) - 1
 
@@ -149,10 +149,10 @@ def test_what_is_said_twice_of_a_session_stays_in_order() -> None:
 
 
 def test_items_of_other_sessions_come_before_columns_and_those_of_theirs_after() -> None:
-    (columns,) = target_commands_from_proto(target_commands_to_proto([score(index) for index in range(4)]))
-    sent = [columns, ports.Prepare(2, 6, 64), ports.Release(9, 5)]
+    (batched,) = target_commands_from_proto(target_commands_to_proto([score(index) for index in range(4)]))
+    sent = [batched, ports.Prepare(2, 6, 64), ports.Release(9, 5)]
     found = target_commands_from_proto(target_commands_to_proto(sent))
-    assert [type(command) for command in found] == [ports.Release, ScoreColumns, ports.Prepare]
+    assert [type(command) for command in found] == [ports.Release, ScoreBatch, ports.Prepare]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_commands_whose_parts_do_not_fit_are_not_sent() -> None:
         target_commands_to_proto([torn, *(score(index, drawn=True) for index in range(5))])
     with pytest.raises(ProtocolError, match="prefix_hash: its chain has 0 bytes; 300 kept tokens have 16"):
         target_commands_to_proto([score(1, 300, prefix_hash=(b"", 0))])
-    for command, kind in ((score(1), "ScoreColumns"), (ports.Prepare(1, 1, 1), "Prepare")):
+    for command, kind in ((score(1), "ScoreBatch"), (ports.Prepare(1, 1, 1), "Prepare")):
         with pytest.raises(ProtocolError, match=kind):
             draft_commands_to_proto([command])
 
@@ -266,12 +266,12 @@ def test_states_of_no_sense_are_told(changed: dict[str, Any]) -> None:
 
 def test_columns_with_states_are_the_items_that_they_were() -> None:
     extends = [extend(i, 300, hidden_states=referred(i, 1 + i % 3)) for i in range(8)]
-    (columns,) = draft_commands_from_proto(draft_commands_to_proto(extends))
-    assert list(columns.items()) == extends
+    (batched,) = draft_commands_from_proto(draft_commands_to_proto(extends))
+    assert list(batched.items()) == extends
     scores = [score(i, 300, hidden_states_from=300 + i, plane=3) for i in range(8)]
     (scored,) = target_commands_from_proto(target_commands_to_proto(scores))
     assert list(scored.items()) == scores
-    again: Any = draft_commands_to_proto([columns]), target_commands_to_proto([scored])
+    again: Any = draft_commands_to_proto([batched]), target_commands_to_proto([scored])
     assert items_of(draft_commands_from_proto(again[0])) == extends
     assert items_of(target_commands_from_proto(again[1])) == scores
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import AnswerColumns, ragged
+from outrider.batched import AnswerBatch, ragged
 from outrider.randomness.philox_numpy import uniform
 from outrider.randomness.streams import Stream
 from outrider.types import FloatArray, IntArray, SparseEvidence
@@ -61,8 +61,8 @@ class JointVerdicts:
         coins = self._coins[:, ragged(self._rows.num_rows, cases)]
         return JointVerdicts(self._rows.selected(cases), self._limits[cases], coins)
 
-    def on_columns(self, scores: AnswerColumns[object]) -> tuple[Indices, Indices] | None:
-        """``on`` scores that came as columns, with one more than each proposal has tokens."""
+    def on_arrays(self, scores: AnswerBatch[object]) -> tuple[Indices, Indices] | None:
+        """``on`` scores that came as arrays, with one more than each proposal has tokens."""
         if scores.outside_masses is None or scores.supports is None:
             return None
         if not np.array_equal(scores.supports.counts, self._sizes):
@@ -115,12 +115,12 @@ class JointVerdicts:
         """A token from (target - draft)+ at each row of ``stops``; None when one is empty or ends past its sum."""
         rows = self._rows
         counts, starts = rows.counts[stops], rows.starts[stops]
-        columns = np.arange(counts.item(counts.argmax()))
-        places = np.minimum(starts[:, None] + columns, len(rows.ids) - 1)  # [J, S]
+        batched = np.arange(counts.item(counts.argmax()))
+        places = np.minimum(starts[:, None] + batched, len(rows.ids) - 1)  # [J, S]
         left = np.maximum(inside[places].astype(np.float64) - rows.probs[places], 0.0)
         # Behind its support each row has the mass outside, then nothing.
-        weights = np.zeros((len(stops), len(columns) + 1))
-        weights[:, :-1] = np.where(columns < counts[:, None], left, 0.0)
+        weights = np.zeros((len(stops), len(batched) + 1))
+        weights[:, :-1] = np.where(batched < counts[:, None], left, 0.0)
         weights[np.arange(len(stops)), counts] = outside
         sums = weights.cumsum(axis=1)
         chosen = (sums <= (self._coins[1][stops] * sums[:, -1])[:, None]).sum(axis=1)  # as searchsorted on the right

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import AnswerColumns, ragged
+from outrider.batched import AnswerBatch, ragged
 from outrider.types import FloatArray, IntArray, SparseEvidence
 
 ROW_SUM_TOLERANCE = 1e-4
@@ -43,8 +43,8 @@ class Rows:
         return cls(num_rows, counts, starts, cases, drafted, ids, probs)
 
     @classmethod
-    def of_columns(cls, proposals: AnswerColumns[Any]) -> Rows:
-        """Rows of proposals that came as columns, with supports."""
+    def of_columns(cls, proposals: AnswerBatch[Any]) -> Rows:
+        """Rows of proposals that came as arrays, with supports."""
         supports = proposals.supports
         if supports is None:
             raise ValueError("these proposals have no supports")

@@ -1,4 +1,4 @@
-"""Batch driver: columns of answers to the transitions of many sessions, and their commands to the links.
+"""Batch driver: arrays of answers to the transitions of many sessions, and their commands to the links.
 
 Commands leave first. What they do not depend on waits until they have left, or until anything else happens to a
 session: text, statistics, timers, hidden states that are kept, and what is prepared for the next answers.
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from outrider.columns import AnswerColumns, ExtendColumns, ScoreAhead
+from outrider.batched import AnswerBatch, ExtendBatch, ScoreAhead
 from outrider.ports import DraftEvent, EventBatch, TargetEvent
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.early_scores import EarlyScores
@@ -40,7 +40,7 @@ _MAX_PREPARED = 64
 
 
 class BatchDriver:
-    """Transitions of one coordinator's sessions by columns of answers."""
+    """Transitions of one coordinator's sessions by arrays of answers."""
 
     def __init__(
         self,
@@ -78,20 +78,20 @@ class BatchDriver:
         """Judge scores, and ask for the next steps; what is left of the message."""
         return self._without_taken(batch, partial(self._take_scores, replica, arrived))
 
-    def _take_proposals(self, replica: DraftReplica, arrived: float, answers: AnswerColumns[Any]) -> _Taken:
+    def _take_proposals(self, replica: DraftReplica, arrived: float, answers: AnswerBatch[Any]) -> _Taken:
         target = self._target_that_scores(replica, answers)
         return self._take(replica, answers, PreparedProposals, partial(self._sent_on, arrived, target))
 
-    def _take_scores(self, replica: TargetReplica, arrived: float, answers: AnswerColumns[Any]) -> _Taken:
+    def _take_scores(self, replica: TargetReplica, arrived: float, answers: AnswerBatch[Any]) -> _Taken:
         kind = PreparedScores if answers.goes_on is None else PreparedClaims
         return self._take(replica, answers, kind, partial(self._asked_next, arrived))
 
     def _take(
         self,
         replica: DraftReplica | TargetReplica,
-        answers: AnswerColumns[Any],
+        answers: AnswerBatch[Any],
         kind: type[Prepared],
-        take: Callable[[PreparedBatch, AnswerColumns[Any], Sequence[int]], TakenAnswers | None],
+        take: Callable[[PreparedBatch, AnswerBatch[Any], Sequence[int]], TakenAnswers | None],
     ) -> _Taken:
         """Take all answers together if they were prepared for, otherwise those of usual rows by their services."""
         batch = self._prepared_for(answers)
@@ -111,7 +111,7 @@ class BatchDriver:
                 if (one := take(batch, own, group[places].tolist())) is not None:
                     yield one
 
-    def _target_that_scores(self, draft: DraftReplica, answers: AnswerColumns[Any]) -> TargetReplica | None:
+    def _target_that_scores(self, draft: DraftReplica, answers: AnswerBatch[Any]) -> TargetReplica | None:
         """The target that scores these proposals already: it was told to, and has all of them; None: no target does."""
         if draft not in self._announced:
             return None
@@ -129,7 +129,7 @@ class BatchDriver:
         arrived: float,
         scoring: TargetReplica | None,
         batch: PreparedBatch,
-        answers: AnswerColumns[Any],
+        answers: AnswerBatch[Any],
         places: Sequence[int],
     ) -> TakenAnswers | None:
         """Bring proposals to their target. ``scoring``: the target that scores them already."""
@@ -140,13 +140,13 @@ class BatchDriver:
         if taken is None:
             return None
         if not taken.is_direct:
-            target.send_columns(taken.commands)
+            target.send_batch(taken.commands)
         elif not self.early.are_held(target):
             target.connection.note_direct(taken.commands)
         return TakenAnswers(batch, taken, answers, places, arrived, _now())
 
     def _asked_next(
-        self, arrived: float, batch: PreparedBatch, answers: AnswerColumns[Any], places: Sequence[int]
+        self, arrived: float, batch: PreparedBatch, answers: AnswerBatch[Any], places: Sequence[int]
     ) -> TakenAnswers | None:
         """Judge scores, and ask the draft for the next proposals or the target for the next tokens."""
         channel = self._peers.channel(batch.target, batch.draft)
@@ -154,23 +154,23 @@ class BatchDriver:
         taken = prepared.take(answers, self._policy, channel=channel)
         if taken is None:
             return None
-        asked: Any = batch.draft if isinstance(taken.commands, ExtendColumns) else batch.target
-        asked.send_columns(taken.commands)
+        asked: Any = batch.draft if isinstance(taken.commands, ExtendBatch) else batch.target
+        asked.send_batch(taken.commands)
         if len(taken.places) < len(places):
             places = [places[place] for place in taken.places]
         return TakenAnswers(batch, taken, answers, places, arrived, _now())
 
-    def _prepared_for(self, answers: AnswerColumns[Any]) -> PreparedBatch | None:
+    def _prepared_for(self, answers: AnswerBatch[Any]) -> PreparedBatch | None:
         """The batch that the answers are for: all of them, in its order."""
         found = self._prepared.pop(answers.sessions.tobytes(), None)
         return found if found is not None and found.prepared.is_of(answers) else None
 
-    def _without_taken(self, batch: EventBatch[Any], take: Callable[[AnswerColumns[Any]], _Taken]) -> EventBatch[Any]:
+    def _without_taken(self, batch: EventBatch[Any], take: Callable[[AnswerBatch[Any]], _Taken]) -> EventBatch[Any]:
         """Rest of a message, as single events, once ``take`` has sent the commands that follow from it."""
         rest = list(batch.timed())
         named: set[int] = set()
-        """Sessions of the columns before: what is said of them once more comes after them."""
-        for answers in batch.columns:
+        """Sessions of the arrays before: what is said of them once more comes after them."""
+        for answers in batch.batched:
             sessions = answers.sessions.tolist()
             done: list[TakenAnswers] = []
             for one in take(answers) if named.isdisjoint(sessions) else ():
@@ -183,7 +183,7 @@ class BatchDriver:
                 rest += zip(answers.events(left), answers.timings(left), strict=True)
         return EventBatch.of(rest, batch.report)
 
-    def _groups(self, answers: AnswerColumns[Any]) -> Iterator[tuple[TargetReplica, DraftReplica | None, Ints]]:
+    def _groups(self, answers: AnswerBatch[Any]) -> Iterator[tuple[TargetReplica, DraftReplica | None, Ints]]:
         """Places of answers by the services of their sessions, each session once; all rows are up to date then."""
         for one in self._taken:
             one.commit()
@@ -197,10 +197,10 @@ class BatchDriver:
         for (target, draft), places in groups.items():
             yield target, draft, np.array(places)
 
-    def _rows(self, answers: AnswerColumns[Any]) -> list[int]:
+    def _rows(self, answers: AnswerBatch[Any]) -> list[int]:
         return self._table.indices(answers.sessions.tolist())
 
-    def _requests(self, answers: AnswerColumns[Any]) -> list[RequestState]:
+    def _requests(self, answers: AnswerBatch[Any]) -> list[RequestState]:
         return [request for request in map(self._find, answers.sessions.tolist()) if request is not None]
 
     def has_taken(self, events: Sequence[DraftEvent | TargetEvent]) -> bool:
@@ -226,7 +226,7 @@ class BatchDriver:
             else:
                 self._ends.end_steps(one, one.taken)
                 ended += one.requests
-        is_alone = sum(isinstance(one.taken.commands, ExtendColumns) for one in done) == 1
+        is_alone = sum(isinstance(one.taken.commands, ExtendBatch) for one in done) == 1
         for one in done:
             self._prepare(one, may_announce=is_alone)
         return ended
@@ -244,7 +244,7 @@ class BatchDriver:
             return  # what follows depends on the draft tokens that come with the scores
         commands = one.taken.commands
         channel = 0
-        if may_announce and isinstance(commands, ExtendColumns) and self._may_announce(one, commands):
+        if may_announce and isinstance(commands, ExtendBatch) and self._may_announce(one, commands):
             channel = commands.channel
             announce(self._table, index)
         found = prepare(self._table, index)
@@ -259,7 +259,7 @@ class BatchDriver:
                 self._announced[batch.draft] = announcement, batch.target, plane
                 batch.target.connection.send_alone(announcement)
 
-    def _may_announce(self, one: TakenAnswers, commands: ExtendColumns) -> bool:
+    def _may_announce(self, one: TakenAnswers, commands: ExtendBatch) -> bool:
         """True if all that a draft computes now may go to the target directly."""
         target, draft = one.batch.target, one.batch.draft
         if draft is None or not commands.channel or commands.channel != self._peers.channel(target, draft):
@@ -269,7 +269,7 @@ class BatchDriver:
         return commands.states is None or bool(self._peers.plane(target, draft))
 
 
-def _selected(answers: AnswerColumns[Any], places: Ints) -> AnswerColumns[Any]:
+def _selected(answers: AnswerBatch[Any], places: Ints) -> AnswerBatch[Any]:
     """The answers at these places."""
     if len(places) == len(answers.sessions) and (places == np.arange(len(places))).all():
         return answers

@@ -11,13 +11,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from outrider.columns import AnswerColumns, Column
+from outrider.batched import AnswerBatch, Column
 from outrider.ports import EventBatch, ForwardReport, TargetEvent
 from outrider_coordinator.routing.services import TargetReplica
 from outrider_coordinator.session.prepared import Bools
 
 _Batch: TypeAlias = EventBatch[TargetEvent]
-_Columns: TypeAlias = AnswerColumns[TargetEvent]
+_Columns: TypeAlias = AnswerBatch[TargetEvent]
 
 
 class EarlyScores:
@@ -34,26 +34,26 @@ class EarlyScores:
 
     def hold(self, replica: TargetReplica, batch: _Batch) -> _Batch | None:
         """Rest of a message without early scores; None if nothing is left."""
-        parts = [self._parts(columns) for columns in batch.columns]
+        parts = [self._parts(batched) for batched in batch.batched]
         early = tuple(own for own, _ in parts if own is not None)
         if not early:
             return batch
-        self._held.append((replica, EventBatch((), batch.report, columns=early)))
+        self._held.append((replica, EventBatch((), batch.report, batched=early)))
         left = tuple(others for _, others in parts if others is not None)
         if not (batch.events or left):
             return None
-        return replace(batch, report=_end_of(batch.report), columns=left)
+        return replace(batch, report=_end_of(batch.report), batched=left)
 
-    def _parts(self, columns: _Columns) -> tuple[_Columns | None, _Columns | None]:
-        """Early scores, and the others; those of different proposals may come in the same columns."""
-        if columns.draft_token_ids is None:
-            return None, columns
-        are_early = self._are_early(columns.sessions, columns.generations)
+    def _parts(self, batched: _Columns) -> tuple[_Columns | None, _Columns | None]:
+        """Early scores, and the others; those of different proposals may come in the same arrays."""
+        if batched.draft_token_ids is None:
+            return None, batched
+        are_early = self._are_early(batched.sessions, batched.generations)
         if are_early.all():
-            return columns, None
+            return batched, None
         if not are_early.any():
-            return None, columns
-        return columns.selected(np.flatnonzero(are_early)), columns.selected(np.flatnonzero(~are_early))
+            return None, batched
+        return batched.selected(np.flatnonzero(are_early)), batched.selected(np.flatnonzero(~are_early))
 
     def take(self) -> list[tuple[TargetReplica, _Batch]]:
         """All of them, since proposals have come; they may have to be held again."""

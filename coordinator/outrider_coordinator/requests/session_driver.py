@@ -22,7 +22,7 @@ from outrider.ports import (
 )
 from outrider.telemetry.logs import records_about
 from outrider_coordinator.requests.action_carrier import ActionCarrier, Lifecycle
-from outrider_coordinator.requests.answer_columns import in_columns
+from outrider_coordinator.requests.answer_batch import in_batch
 from outrider_coordinator.requests.batch_driver import BatchDriver
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.message_allowance import MessageAllowance
@@ -79,7 +79,7 @@ class SessionDriver:
         """Judge all scores of a message, and send the commands that follow."""
         self._output.commands_first()
         self._post_process()
-        if (rest := self._batches.early.hold(replica, in_columns(batch))) is None:
+        if (rest := self._batches.early.hold(replica, in_batch(batch))) is None:
             return
         batch = rest
         handled = _now()
@@ -155,7 +155,7 @@ class SessionDriver:
         """Check all proposals of a message, and send each to its target."""
         self._output.commands_first()
         self._post_process()
-        batch = in_columns(batch)
+        batch = in_batch(batch)
         left = self._batches.take_proposals(replica, batch, _now())
         if left.events:
             self._process_draft_events(replica, left)
@@ -182,7 +182,7 @@ class SessionDriver:
 
     def _first_of(self, batch: EventBatch[DraftEvent]) -> RequestState | None:
         """A request that the message is for."""
-        sessions = [*[event.session for event in batch.events], *batch.sessions_in_columns]
+        sessions = [*[event.session for event in batch.events], *batch.sessions_in_batch]
         return next(filter(None, map(self._find, sessions)), None)
 
     def deliver(self, request: RequestState, event: Callable[[], None]) -> None:

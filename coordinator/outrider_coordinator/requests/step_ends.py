@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outrider.columns import ExtendColumns
+from outrider.batched import ExtendBatch
 from outrider.types import HiddenStates
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.request_state import RequestState
@@ -56,7 +56,7 @@ class StepEnds:
         self, request: RequestState, one: TakenAnswers, place: int, step: StepEnded, states: HiddenStates | None
     ) -> None:
         """The end of one session's step, whose next command has left."""
-        session, is_drafting = request.loop, isinstance(one.taken.commands, ExtendColumns)
+        session, is_drafting = request.loop, isinstance(one.taken.commands, ExtendBatch)
         step = end_step(session, step, states, is_drafting=is_drafting)
         request.note(step, one.arrived, one.handled)
         if request.trace.notes is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.columns import AnswerColumns, ExtendColumns, LogprobColumns
+from outrider.batched import AnswerBatch, ExtendBatch, LogprobColumns
 from outrider.ports import ItemTiming, Proposal, Scores
 from outrider.types import TokenLogprob
 from outrider_coordinator.requests.request_state import RequestState
@@ -38,9 +38,9 @@ class TakenAnswers:
 
     batch: PreparedBatch
     taken: TakenProposals | TakenScores
-    answers: AnswerColumns[Any]
+    answers: AnswerBatch[Any]
     places: Sequence[int]
-    """Indices of what was taken, among all answers of the message's columns."""
+    """Indices of what was taken, among all answers of the message's arrays."""
     arrived: float
     handled: float
 
@@ -92,7 +92,7 @@ class TakenAnswers:
         notes.was_answered(outcome.__name__, timing, round(self.arrived / NANOSECONDS), is_draft=ended is None)
         if ended is not None:
             request.note_in_trace(ended, self.handled)
-        is_drafting = isinstance(commands, ExtendColumns)
+        is_drafting = isinstance(commands, ExtendBatch)
         if is_drafting:
             notes.take(DraftWaitBegan(request.loop.step), handled_ns)
         generation, kept = int(commands.generations[place]), int(commands.num_kept_tokens[place])

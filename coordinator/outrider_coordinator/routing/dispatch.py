@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from outrider.columns import AnswerColumns, CommandColumns, ScoreColumns
+from outrider.batched import AnswerBatch, CommandBatch, ScoreBatch
 from outrider.ports import Extend, HiddenStateChunk, Opened, Release, Score
 
 _LONGEST_STEP = 64
@@ -85,11 +85,11 @@ class LinkQueue:
         elif isinstance(command, Score | Extend):
             self._prompts[command.session] = (self._dispatch.now(), len(command.token_ids))
 
-    def put_columns(self, columns: CommandColumns) -> None:
+    def put_batch(self, batched: CommandBatch) -> None:
         """Queue one command each of many sessions."""
         self._wait()
-        is_plain = isinstance(columns, ScoreColumns) and not columns.draft_token_ids.size
-        self.waiting |= dict.fromkeys(columns.sessions.tolist(), self._put[is_plain])
+        is_plain = isinstance(batched, ScoreBatch) and not batched.draft_token_ids.size
+        self.waiting |= dict.fromkeys(batched.sessions.tolist(), self._put[is_plain])
 
     def _wait(self) -> None:
         if not self.is_waiting:
@@ -97,7 +97,7 @@ class LinkQueue:
             self.waiting_since = self._dispatch.now()
             self._dispatch.schedule()
 
-    def note_sent(self, commands: Iterable[SessionItem | CommandColumns]) -> None:
+    def note_sent(self, commands: Iterable[SessionItem | CommandBatch]) -> None:
         """The queued commands were sent."""
         if self.waiting:
             for steps in self._put:
@@ -132,15 +132,15 @@ class LinkQueue:
         """Sessions whose step waits to be sent, or was not answered."""
         return len(self.waiting) + len(self.under_way)
 
-    def note_direct(self, columns: CommandColumns) -> None:
+    def note_direct(self, batched: CommandBatch) -> None:
         """Steps that are under way without having been sent from here."""
         steps = _Steps(is_plain=False)
         steps.sent_at = self._dispatch.now()
-        self.under_way |= dict.fromkeys(columns.sessions.tolist(), steps)
+        self.under_way |= dict.fromkeys(batched.sessions.tolist(), steps)
 
-    def note_answers(self, events: Iterable[SessionItem], columns: Iterable[AnswerColumns[Any]] = ()) -> None:
+    def note_answers(self, events: Iterable[SessionItem], batched: Iterable[AnswerBatch[Any]] = ()) -> None:
         """The sessions were answered."""
-        for answers in columns:
+        for answers in batched:
             sessions = answers.sessions.tolist()
             _exhaust(map(self.under_way.pop, sessions, itertools.repeat(None)))
             if self._prompts:

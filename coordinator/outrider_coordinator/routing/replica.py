@@ -86,7 +86,7 @@ class Replica(Generic[CommandT, EventT]):
         )
         self.send = self.connection.send
         """Sends a command, with all others of the message when it is this link's turn."""
-        self.send_columns = self.connection.send_columns
+        self.send_batch = self.connection.send_batch
 
     def __str__(self) -> str:
         return self.name

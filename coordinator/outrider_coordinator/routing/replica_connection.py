@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from outrider.columns import CommandColumns, ScoreAhead
+from outrider.batched import CommandBatch, ScoreAhead
 from outrider.errors import (
     ConfigError,
     DeadlineError,
@@ -92,7 +92,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         self._on_peer_event = on_peer_event
         self._link: Link[CommandT, EventT] | None = None
         self._outbox: list[Any] = []
-        """Commands, and columns of them."""
+        """Commands, and arrays of them."""
         self._dispatch = dispatch
         self._link_queue = dispatch.link_queue(self._flush)
         self._trouble = ""
@@ -134,21 +134,21 @@ class ReplicaConnection(Generic[CommandT, EventT]):
             self._outbox.append(command)
             self._link_queue.put(command)
 
-    def send_columns(self, columns: CommandColumns) -> None:
+    def send_batch(self, batched: CommandBatch) -> None:
         """Send commands of many sessions: all of plain steps, or all of steps with drafts."""
         if self._link is not None:
-            self._outbox.append(columns)
-            self._link_queue.put_columns(columns)
+            self._outbox.append(batched)
+            self._link_queue.put_batch(batched)
 
     @property
     def num_steps_open(self) -> int:
         """Steps of sessions that wait to be sent, or for their answers."""
         return self._link_queue.num_open
 
-    def note_direct(self, columns: CommandColumns) -> None:
+    def note_direct(self, batched: CommandBatch) -> None:
         """The service was asked for these by somebody else, and is at it."""
         if self._link is not None:
-            self._link_queue.note_direct(columns)
+            self._link_queue.note_direct(batched)
 
     def send_alone(self, command: PeerCommand | ScoreAhead) -> None:
         """Send what takes no turn in a message of its own, now; dropped if the link is lost."""
@@ -256,7 +256,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
                 continue
             self._dispatch.begin_message()
             try:
-                self._link_queue.note_answers(batch.events, batch.columns)
+                self._link_queue.note_answers(batch.events, batch.batched)
                 if self._num_unanswered and not all(isinstance(event, Opened) for event in batch.events):
                     self._num_unanswered = 0
                 self._on_batch(batch)

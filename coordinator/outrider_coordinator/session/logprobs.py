@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider.columns import LogprobColumns
+from outrider.batched import LogprobColumns
 from outrider.errors import ProtocolError
 from outrider.ports import Scores
 from outrider.types import CandidateLogprobs, DenseScores, FloatArray, TokenLogprob
@@ -39,13 +39,13 @@ def emitted_logprobs(scores: Scores, token_ids: Sequence[int], num_top: int) -> 
 class JointLogprobs:
     """Logprobs of the scores of many sessions, read at once: arrays of one position take as long as all of these."""
 
-    def __init__(self, columns: LogprobColumns) -> None:
-        self._edges = [0, *columns.num_positions.cumsum(dtype=np.int64).tolist()]
-        self._own_edges = [0, *columns.counts.cumsum(dtype=np.int64).tolist()]
-        self._top_edges = [0, *columns.top_counts.cumsum(dtype=np.int64).tolist()]
-        self._ids, self._ranks = columns.token_ids.tolist(), columns.ranks.tolist()
-        self._logprobs = columns.logprobs.tolist()
-        self._tops = list(zip(columns.top_token_ids.tolist(), columns.top_logprobs.tolist(), strict=True))
+    def __init__(self, batched: LogprobColumns) -> None:
+        self._edges = [0, *batched.num_positions.cumsum(dtype=np.int64).tolist()]
+        self._own_edges = [0, *batched.counts.cumsum(dtype=np.int64).tolist()]
+        self._top_edges = [0, *batched.top_counts.cumsum(dtype=np.int64).tolist()]
+        self._ids, self._ranks = batched.token_ids.tolist(), batched.ranks.tolist()
+        self._logprobs = batched.logprobs.tolist()
+        self._tops = list(zip(batched.top_token_ids.tolist(), batched.top_logprobs.tolist(), strict=True))
 
     def emitted(self, place: int, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
         """``emitted_logprobs`` of the session at this place."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import U4, U8, AnswerColumns, Column, ExtendColumns, ScoreColumns
+from outrider.batched import U4, U8, AnswerBatch, Column, ExtendBatch, ScoreBatch
 from outrider_coordinator.session import state_feed
 from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.forced_tokens import least_forced
@@ -54,7 +54,7 @@ class Prepared:
         self.limits = rows[:, col.LIMIT]
         self.limit = min(self.limits.tolist())
 
-    def is_of(self, answers: AnswerColumns[Any]) -> bool:
+    def is_of(self, answers: AnswerBatch[Any]) -> bool:
         """True if these are answers to what was asked of just these sessions, whose rows have not changed since."""
         return (
             answers.generations.tobytes() == self._generations
@@ -81,7 +81,7 @@ class TakenScores:
     num_drafted: Ints
     num_accepted: Column
     next_ids: Column
-    commands: ExtendColumns | ScoreColumns
+    commands: ExtendBatch | ScoreBatch
     commit: Callable[[], list[list[int]]]
     """Writes the rows as they are from now on, and commits the new tokens, which it returns. Called once the commands
     have left, or before anything else happens."""
@@ -97,7 +97,7 @@ class PreparedScores(Prepared):
         self._committed = [session.tokens.ids for session in self.sessions]
         self._hashes, self._chains = self.hashes(self._base.tolist())
 
-    def take(self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
+    def take(self, answers: AnswerBatch[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
         """Judge what the scores bring, and ask for the next steps; None if none can be taken here.
 
         ``channel``: by which the next proposals may go directly; 0: none.

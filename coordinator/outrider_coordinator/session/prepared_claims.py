@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import I4, U4, U8, AnswerColumns, Column, ScoreColumns
+from outrider.batched import I4, U4, U8, AnswerBatch, Column, ScoreBatch
 from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.prepared import NO_IDS, UNUSUAL, Bools, PreparedScores, TakenScores
 from outrider_coordinator.session.state import NOTHING_PROPOSED, SCORING
@@ -41,7 +41,7 @@ def waits_for_claimed(rows: Ints, num_drafts: Column) -> Bools:  # [B, C], [B] -
 class PreparedClaims(PreparedScores):
     """Sessions that claim the steps their target has begun."""
 
-    def take(self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
+    def take(self, answers: AnswerBatch[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
         """Judge the scores, commit what is kept, and claim the next steps; None if none can be claimed."""
         counts = answers.counts.astype(np.int64) - 1
         ids = answers.token_ids
@@ -83,7 +83,7 @@ class PreparedClaims(PreparedScores):
         kept = self._base[which] + accepted
         found = [self.sessions[place].tokens.prefix_hash(length)
                  for place, length in zip(which.tolist(), kept.tolist(), strict=True)]  # fmt: skip
-        commands = ScoreColumns(
+        commands = ScoreBatch(
             self.numbers[which],
             self._next_generations[which],
             kept.astype(U4),

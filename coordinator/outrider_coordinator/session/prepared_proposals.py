@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import I4, U4, U8, AnswerColumns, Column, ScoreAhead, ScoreColumns, SupportColumns
+from outrider.batched import I4, U4, U8, AnswerBatch, Column, ScoreAhead, ScoreBatch, SupportBatch
 from outrider_coordinator.acceptance.joint_verdicts import PlacedEvidence, SupportedProposals
 from outrider_coordinator.acceptance.vectorized import Rows, are_sound
 from outrider_coordinator.session import table_columns as col
@@ -28,7 +28,7 @@ _UNUSUAL = 3 << col.TARGET_READINESS | col.IS_DENSE
 class TakenProposals:
     """Proposals that were taken to the target, in the order of the answers."""
 
-    commands: ScoreColumns
+    commands: ScoreBatch
     is_direct: bool
     """The target has them already, by a proposal channel."""
     commit: Callable[[], None]
@@ -61,7 +61,7 @@ class PreparedProposals(Prepared):
         self._hands_over = self.hands_over_states()
 
     def take(
-        self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, plane: int = 0, is_direct: bool = False
+        self, answers: AnswerBatch[Any], policy: DraftLengthPolicy, *, plane: int = 0, is_direct: bool = False
     ) -> TakenProposals | None:
         """Bring proposals, answers to all of these sessions, to their target; None if they cannot be taken together.
 
@@ -74,10 +74,10 @@ class PreparedProposals(Prepared):
             return None
         is_direct = is_direct and self._announced is not None
         generations = self._announced if is_direct and self._announced is not None else self._generations_next
-        commands = self._columns(generations, answers.counts, answers.token_ids, plane, answers.supports)
+        commands = self._arrays(generations, answers.counts, answers.token_ids, plane, answers.supports)
         return TakenProposals(commands, is_direct, partial(self._commit, answers, generations))
 
-    def _are_sound(self, answers: AnswerColumns[Any], *, is_whole: bool) -> bool:
+    def _are_sound(self, answers: AnswerBatch[Any], *, is_whole: bool) -> bool:
         """True if all can be judged."""
         counts, ids = answers.counts, answers.token_ids
         if not (self._hands_over and self.is_uniform) or answers.is_sparse != self.is_sparse or not ids.size:
@@ -98,12 +98,12 @@ class PreparedProposals(Prepared):
         if self._announced is None or not (self._hands_over and self.is_uniform):
             return None
         generations = np.frombuffer(self._generations, dtype=U8)
-        return ScoreAhead(self._columns(self._announced, self._asked, NO_IDS, plane, None), channel, generations)
+        return ScoreAhead(self._arrays(self._announced, self._asked, NO_IDS, plane, None), channel, generations)
 
-    def _columns(
-        self, generations: Column, lengths: Column, draft_token_ids: Column, plane: int, supports: SupportColumns | None
-    ) -> ScoreColumns:
-        return ScoreColumns(
+    def _arrays(
+        self, generations: Column, lengths: Column, draft_token_ids: Column, plane: int, supports: SupportBatch | None
+    ) -> ScoreBatch:
+        return ScoreBatch(
             self.numbers,
             generations,
             self._kept,
@@ -120,7 +120,7 @@ class PreparedProposals(Prepared):
             trace_parents=self.trace_parents,
         )
 
-    def _commit(self, answers: AnswerColumns[Any], generations: Column) -> None:
+    def _commit(self, answers: AnswerBatch[Any], generations: Column) -> None:
         after, counts, table = self.rows.copy(), answers.counts, self.table
         after[:, col.STATUS] = SCORING
         after[:, col.ANNOUNCED : col.NUM_PLAIN + 1] = 0  # and what was asked of the draft, and its losses

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import I4, U4, U8, AnswerColumns, Column, ScoreColumns
+from outrider.batched import I4, U4, U8, AnswerBatch, Column, ScoreBatch
 from outrider_coordinator.acceptance.vectorized import TARGET_SUM_TOLERANCE
 from outrider_coordinator.session import state_feed
 from outrider_coordinator.session import table_columns as col
@@ -45,7 +45,7 @@ class PreparedTokens(PreparedScores):
         self._rests = np.array(self._hashes, dtype=U8)
         self._reads_any = any(flag & col.READS_STATES for flag in self.flags)
 
-    def take(self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
+    def take(self, answers: AnswerBatch[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
         """Commit the tokens, and ask for the next ones; None if none can be taken here."""
         masses, tokens = answers.outside_masses, answers.token_ids
         if tokens.size != len(self.sessions) or self.is_sparse != (masses is not None):
@@ -79,7 +79,7 @@ class PreparedTokens(PreparedScores):
     def _asked_next(self, which: Which, tokens: Column) -> TakenScores:
         kept = self.bases[which]
         nothing = np.zeros(len(kept), dtype=U4)
-        commands = ScoreColumns(
+        commands = ScoreBatch(
             self.numbers[which],
             self._next_generations[which],
             kept,

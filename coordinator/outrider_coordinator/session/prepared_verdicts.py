@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import I4, U4, U8, AnswerColumns, Column, ExtendColumns, StateColumns
+from outrider.batched import I4, U4, U8, AnswerBatch, Column, ExtendBatch, StateBatch
 from outrider.prefix_hash import BLOCK_TOKENS, following
 from outrider_coordinator.acceptance.joint_verdicts import JointVerdicts, PlacedEvidence, verdicts_on
 from outrider_coordinator.session import table_columns as col
@@ -93,7 +93,7 @@ class PreparedVerdicts(PreparedScores):
             lists = [[*each, *each[-1:] * (self._width - len(each))] for each in found]
         return np.array(lists, dtype=U8)
 
-    def take(self, answers: AnswerColumns[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
+    def take(self, answers: AnswerBatch[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
         """Judge the scores, and ask for the next proposals; None if none can be taken here."""
         if not self._may_be_judged(answers):
             return None
@@ -113,7 +113,7 @@ class PreparedVerdicts(PreparedScores):
             states = None if states is None else states.selected(some)
         return self._asked_next(which, (accepted, next_ids, lengths), states, channel)
 
-    def _may_be_judged(self, answers: AnswerColumns[Any]) -> bool:
+    def _may_be_judged(self, answers: AnswerBatch[Any]) -> bool:
         """True if these are scores of the proposals, of the right form."""
         if answers.counts.tobytes() != self._asked_counts or self.is_sparse != answers.is_sparse:
             return False
@@ -123,12 +123,12 @@ class PreparedVerdicts(PreparedScores):
             return True
         return bool(scored.astype(U4, copy=False).tobytes() == self._drafts[self._drafts != NO_TOKEN].tobytes())
 
-    def judge(self, answers: AnswerColumns[Any]) -> tuple[Ints, Column, Any] | None:
+    def judge(self, answers: AnswerBatch[Any]) -> tuple[Ints, Column, Any] | None:
         """Verdicts: of each session the number of accepted tokens, the token after them, and whether both may be (True:
         of all); None if each has to be judged alone.
         """
         if self.is_sparse:
-            judged = None if self._verdicts is None else self._verdicts.on_columns(answers)
+            judged = None if self._verdicts is None else self._verdicts.on_arrays(answers)
             return None if judged is None else (*judged, True)
         ids = answers.token_ids
         ids = ids.view(U4) if ids.dtype == I4 else ids
@@ -152,7 +152,7 @@ class PreparedVerdicts(PreparedScores):
         accepted: Ints,
         next_ids: Column,
         lengths: Column,
-        states: StateColumns | None,
+        states: StateBatch | None,
     ) -> Any:  # noqa: ANN401
         """Mask of the sessions that go on with a proposal: True (all), or [B]."""
         if min(lengths.tolist()) < 1:
@@ -175,7 +175,7 @@ class PreparedVerdicts(PreparedScores):
         self,
         which: Which,
         verdicts: tuple[Ints, Column, Column],
-        states: StateColumns | None,
+        states: StateBatch | None,
         channel: int,
     ) -> TakenScores:
         """``verdicts``: accepted draft tokens, next tokens and next draft lengths."""
@@ -190,7 +190,7 @@ class PreparedVerdicts(PreparedScores):
             found = [self.sessions[place].tokens.prefix_hash(count)
                      for place, count in zip(self._listed(which), kept.tolist(), strict=True)]  # fmt: skip
             chains, rests = b"".join([chain for chain, _ in found]), np.array([rest for _, rest in found], dtype=U8)
-        commands = ExtendColumns(
+        commands = ExtendBatch(
             self.numbers[which],
             self._next_generations[which],
             kept,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import U4, Column
+from outrider.batched import U4, Column
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider_coordinator.session import table_columns as col
 

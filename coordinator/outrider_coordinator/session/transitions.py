@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import U4, AnswerColumns, Column
+from outrider.batched import U4, AnswerBatch, Column
 from outrider.types import HiddenStates
 from outrider_coordinator.session import drafting, steps
 from outrider_coordinator.session import table_columns as col
@@ -38,7 +38,7 @@ def prepare(table: SessionTable, index: Ints) -> PreparedProposals | PreparedSco
 
 
 def proposals_for(
-    table: SessionTable, indices: Sequence[int], answers: AnswerColumns[Any]
+    table: SessionTable, indices: Sequence[int], answers: AnswerBatch[Any]
 ) -> Iterator[tuple[Ints, PreparedProposals]]:
     """Expected proposals: their places among the answers. ``indices``: of their rows; -1 for unknown sessions."""
     index, rows, fits = _answered(table, indices, answers, col.DRAFT_ASKED)
@@ -53,7 +53,7 @@ def proposals_for(
 
 
 def scores_for(
-    table: SessionTable, indices: Sequence[int], answers: AnswerColumns[Any]
+    table: SessionTable, indices: Sequence[int], answers: AnswerBatch[Any]
 ) -> Iterator[tuple[Ints, PreparedScores]]:
     """Expected scores: their places among the answers, of drafted and of plain steps."""
     index, rows, fits = _answered(table, indices, answers, col.TARGET_ASKED)
@@ -68,7 +68,7 @@ def scores_for(
 
 
 def claims_for(
-    table: SessionTable, indices: Sequence[int], answers: AnswerColumns[Any]
+    table: SessionTable, indices: Sequence[int], answers: AnswerBatch[Any]
 ) -> Iterator[tuple[Ints, PreparedScores]]:
     """Scores of sessions whose target has begun the next step by itself: their places among the answers."""
     if answers.goes_on is None:
@@ -124,7 +124,7 @@ def are_announced(table: SessionTable, sessions: Column, generations: Column) ->
 
 
 def _answered(
-    table: SessionTable, indices: Sequence[int], answers: AnswerColumns[Any], asked: int
+    table: SessionTable, indices: Sequence[int], answers: AnswerBatch[Any], asked: int
 ) -> tuple[Ints, Ints, Bools]:
     """The rows of the answers, and which of these answer what was asked last."""
     index = np.array(indices, dtype=np.int64)
@@ -135,7 +135,7 @@ def _answered(
     return index, rows, fits
 
 
-def _highest(answers: AnswerColumns[Any]) -> Ints:
+def _highest(answers: AnswerBatch[Any]) -> Ints:
     """Highest token of each answer; -1 for one without any."""
     counts = answers.counts
     found = np.full(counts.size, -1, dtype=np.int64)

@@ -57,8 +57,8 @@ def note_proposals(controller: DraftLengthController, batch: EventBatch[DraftEve
     if batch.report is None:
         return
     lengths = [len(event.token_ids) for event in batch.events if isinstance(event, Proposal)]
-    for columns in batch.columns:
-        lengths += columns.counts.tolist()
+    for batched in batch.batched:
+        lengths += batched.counts.tolist()
     if any(lengths):
         num_rows = max(batch.report.batch_size, sum(length > 0 for length in lengths))
         controller.note_draft(num_rows, max(lengths), _seconds(batch.report))

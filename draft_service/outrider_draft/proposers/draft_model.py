@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from outrider.columns import ExtendColumns
+from outrider.batched import ExtendBatch
 from outrider.config import DraftSettings
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.kernels.device_stream import mark_reached
@@ -29,7 +29,7 @@ from outrider.model_executor.cost_profile import profile_draft
 from outrider.model_executor.device_lock import device_lock
 from outrider.model_executor.distributed.runner import open_runner
 from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftMetadata, DraftRow, fits_loop
-from outrider.model_executor.draft_loop.columns import DraftColumns
+from outrider.model_executor.draft_loop.batched import DraftBatch
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.loader.description import describe_model
@@ -45,7 +45,7 @@ from outrider.serving.paged_executor import PagedExecutor
 from outrider.serving.session import Session
 from outrider.structured_output import GrammarCompiler, PositionMasks, made_within
 from outrider.types import JudgingRule, ModelDescription, StepCost, part_of
-from outrider_draft.columns_forward import DraftSessions, LoopForward
+from outrider_draft.batch_forward import DraftSessions, LoopForward
 from outrider_draft.items import check_extend, proposal_length
 from outrider_draft.proposers.passes import joined, single
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer
@@ -250,29 +250,29 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         )
 
     @property
-    def truncates_columns(self) -> bool:
+    def truncates_batch(self) -> bool:
         """A loop starts before its sequences are brought up to date."""
         return True
 
-    def takes_columns(self, step: DecodeBatch) -> bool:
+    def takes_batch(self, step: DecodeBatch) -> bool:
         """True if every item keeps to ``check_extend`` and fits one loop, pages suffice for certain, and all proposals
         have evidence, or none has.
         """
-        columns, rows = step.columns, step.rows
-        if not isinstance(columns, ExtendColumns) or not rows.metadata.is_uniform:
+        batched, rows = step.batched, step.rows
+        if not isinstance(batched, ExtendBatch) or not rows.metadata.is_uniform:
             return False
-        heads = zip(columns.draft_lengths.tolist(), rows.longest, step.bases.tolist(), strict=True)
+        heads = zip(batched.draft_lengths.tolist(), rows.longest, step.bases.tolist(), strict=True)
         lengths = [min(asked, limit - base) for asked, limit, base in heads]  # as ``proposal_length``
-        counts, ids = columns.counts.tolist(), columns.token_ids.tolist()
+        counts, ids = batched.counts.tolist(), batched.token_ids.tolist()
         longest, most = max(counts), max(lengths)
         is_sound = (
             1 <= min(lengths) <= most <= MAX_STEPS
             and 1 <= min(counts) <= longest <= MAX_CATCH_UP
             and len(lengths) <= self._max_rows
             and 0 <= min(ids) <= max(ids) < self.runner.config.vocab_size
-            and max(columns.draft_lengths.tolist()) <= MAX_DRAFT_LENGTH
+            and max(batched.draft_lengths.tolist()) <= MAX_DRAFT_LENGTH
         )
-        step.asked = DraftColumns(rows.kvs, rows.metadata, step.bases.tolist(), ids, counts, lengths, rows.lags)
+        step.asked = DraftBatch(rows.kvs, rows.metadata, step.bases.tolist(), ids, counts, lengths, rows.lags)
         step.asked.guessed_from = None if step.guessed_from is None else step.guessed_from.tolist()
         manager, kept = self.runner.sequences, np.array(step.asked.lengths)
         return is_sound and manager.surely_fit(len(lengths), longest + most) and manager.have_states(rows.kvs, kept)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from outrider.columns import ExtendColumns, StateColumns
+from outrider.batched import ExtendBatch, StateBatch
 from outrider.errors import OutriderError
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.device_setup import keep_to_set_threads
@@ -31,9 +31,9 @@ from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import ExecutorOutput
 from outrider.serving.paged_executor import PagedExecutor
 from outrider.serving.session import Session
-from outrider_draft.columns_forward import DraftSessions, LoopForward
+from outrider_draft.batch_forward import DraftSessions, LoopForward
 from outrider_draft.items import check_extend, check_hidden_states, keeps_bounds, proposal_length, proposal_lengths
-from outrider_draft.proposers.head_columns import ItemsForward, begin_loop
+from outrider_draft.proposers.head_batch import ItemsForward, begin_loop
 from outrider_draft.proposers.head_state import HeadState, last_of, last_of_each
 from outrider_draft.proposers.passes import joined, single
 from outrider_draft.proposers.state_heads import as_tensor
@@ -41,7 +41,7 @@ from outrider_draft.proposers.state_sequences import StateSequence, StateSequenc
 
 HeadSession = Session[StateSequence]
 _MAX_FED = 64
-"""Pairs of a row of columns where there are no loops."""
+"""Pairs of a row of arrays where there are no loops."""
 
 
 @dataclass(slots=True)
@@ -180,16 +180,16 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         return DraftSessions.of(sessions, kvs, [PAIR_LAG] * len(kvs))
 
     @property
-    def truncates_columns(self) -> bool:
-        """True with loops: texts hold no drafts, so that an item of columns keeps all of its text."""
+    def truncates_batch(self) -> bool:
+        """True with loops: texts hold no drafts, so that an item of arrays keeps all of its text."""
         return self.runner.max_catch_up > 0
 
-    def takes_columns(self, step: DecodeBatch) -> bool:
+    def takes_batch(self, step: DecodeBatch) -> bool:
         """True if every item keeps to ``check_extend`` and brings its tokens' states, and pages suffice for certain."""
-        columns, lengths = step.columns, self.lengths(step).tolist()
-        if not isinstance(columns, ExtendColumns) or not self._has_states(step, columns.states):
+        batched, lengths = step.batched, self.lengths(step).tolist()
+        if not isinstance(batched, ExtendBatch) or not self._has_states(step, batched.states):
             return False
-        counts, max_catch_up = columns.counts.tolist(), self.runner.max_catch_up
+        counts, max_catch_up = batched.counts.tolist(), self.runner.max_catch_up
         if not 1 <= min(lengths) <= max(lengths) <= MAX_STEPS or not min(counts) >= 1:
             return False
         if max(counts) > (max_catch_up or _MAX_FED) or (max_catch_up and len(step) > self.runner.max_draft_rows):
@@ -199,21 +199,21 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
             return False  # proposals have evidence of one form, or none has
         return keeps_bounds(step, vocab_size=self._vocab_size) and self.runner.sequences.surely_fit(len(step), most)
 
-    def _has_states(self, step: DecodeBatch, states: StateColumns | None) -> bool:
+    def _has_states(self, step: DecodeBatch, states: StateBatch | None) -> bool:
         """True if the states were fetched, and are of the positions that the items must bring."""
         if states is None or states.tensor is None or states.width != self._width:
             return False
-        starts, counts = (step.kept - 1).tolist(), step.columns.counts.tolist()
+        starts, counts = (step.kept - 1).tolist(), step.batched.counts.tolist()
         return bool(states.starts.tolist() == starts and states.counts.tolist() == counts)
 
     def start_step(
         self, step: PlainStep | DecodeBatch, batch: Sequence[tuple[HeadJob, int]] = ()
     ) -> LoopForward | ItemsForward:
         """A loop over all of them, or what single items would lead to."""
-        columns = step.columns if isinstance(step, DecodeBatch) else None
-        if not isinstance(step, DecodeBatch) or not isinstance(columns, ExtendColumns) or columns.states is None:
+        batched = step.batched if isinstance(step, DecodeBatch) else None
+        if not isinstance(step, DecodeBatch) or not isinstance(batched, ExtendBatch) or batched.states is None:
             raise TypeError("a head reads states")
-        return begin_loop(self, step, columns.states) if self.runner.max_catch_up else ItemsForward(self, step)
+        return begin_loop(self, step, batched.states) if self.runner.max_catch_up else ItemsForward(self, step)
 
     def lengths(self, step: DecodeBatch) -> Ints:  # [B]
         """``proposal_length`` of each."""

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.columns import AnswerColumns, CommandColumns
+from outrider.batched import AnswerBatch, CommandBatch
 from outrider.ports import EventBatch, Link
 from outrider.stalls import Stall
 from outrider.types import ModelDescription
@@ -38,21 +38,21 @@ class Stamps:
 
     def __init__(self) -> None:
         self._notes: list[tuple[str, int, int, int, int]] = []
-        self._columns: list[tuple[str, int, int, Any]] = []
+        self._arrays: list[tuple[str, int, int, Any]] = []
 
     def note(self, side: str, what: int, items: Iterable[Any]) -> None:
-        """Note the present moment for commands, columns of them, the items of jobs, or events."""
+        """Note the present moment for commands, arrays of them, the items of jobs, or events."""
         now = time.perf_counter_ns()
         for item in items:
-            if isinstance(item, AnswerColumns | CommandColumns):
-                self._columns.append((side, what, now, item))
+            if isinstance(item, AnswerBatch | CommandBatch):
+                self._arrays.append((side, what, now, item))
             else:
                 self._notes.append((side, item.session, item.generation, what, now))
 
     def save(self, path: Path) -> None:
         """Save into a file that ``load`` reads."""
-        for side, what, now, columns in self._columns:
-            heads = zip(columns.sessions.tolist(), columns.generations.tolist(), strict=True)
+        for side, what, now, batched in self._arrays:
+            heads = zip(batched.sessions.tolist(), batched.generations.tolist(), strict=True)
             self._notes += [(side, session, generation, what, now) for session, generation in heads]
         path.write_text(json.dumps(self._notes), encoding="utf-8")
 
@@ -100,7 +100,7 @@ class StampedLink:
     async def events(self) -> AsyncIterator[EventBatch[Any]]:
         """Forwarded to the link."""
         async for batch in self._link.events():
-            self._stamps.note(self._side, self._at_event, (*batch.events, *batch.columns))
+            self._stamps.note(self._side, self._at_event, (*batch.events, *batch.batched))
             yield batch
 
     async def close(self) -> None:

@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from outrider import __version__
+from outrider.batched import AnswerBatch, CommandBatch, ScoreBatch, SupportBatch, token_scores
 from outrider.benchmarks.step.stamps import BEGAN, ENDED
-from outrider.columns import AnswerColumns, CommandColumns, ScoreColumns, SupportColumns, token_scores
 from outrider.ports import (
     DraftCommand,
     DraftEvent,
@@ -62,7 +62,7 @@ class StandInJob(Generic[ItemT]):
 
 
 Answer = Callable[[StandInJob[ItemT]], EventT]
-Note = Callable[[int, Sequence[Extend | Score | CommandColumns]], None]
+Note = Callable[[int, Sequence[Extend | Score | CommandBatch]], None]
 
 
 class StandInExecutor(Executor[PlainSequence, ItemT, StandInJob[ItemT], EventT]):
@@ -97,15 +97,15 @@ class StandInExecutor(Executor[PlainSequence, ItemT, StandInJob[ItemT], EventT])
         """All are."""
         return True
 
-    def takes_columns(self, step: DecodeBatch) -> bool:
+    def takes_batch(self, step: DecodeBatch) -> bool:
         """True unless some sessions are sampled and others are not."""
         return len({session.open.sampling.temperature == 0 for session in step.sessions}) == 1
 
     def start_step(self, step: Any, batch: Sequence[tuple[Any, int]] = ()) -> StandInStep:  # noqa: ANN401
         """Texts are brought up to date at once, drafted tokens included."""
-        columns = step.columns
-        rows, counts = columns.token_ids.tolist(), columns.counts.tolist()
-        drafts = columns.draft_token_ids.tolist() if isinstance(columns, ScoreColumns) else []
+        batched = step.batched
+        rows, counts = batched.token_ids.tolist(), batched.counts.tolist()
+        drafts = batched.draft_token_ids.tolist() if isinstance(batched, ScoreBatch) else []
         lengths = step.draft_lengths.tolist()
         start = first = 0
         for session, count, length in zip(step.sessions, counts, lengths, strict=True):
@@ -115,18 +115,18 @@ class StandInExecutor(Executor[PlainSequence, ItemT, StandInJob[ItemT], EventT])
             if drafts:
                 text.extend(drafts[first : first + length])
                 first += length
-        self._note(BEGAN, [columns])
+        self._note(BEGAN, [batched])
         return StandInStep(self, step, time.perf_counter() + self._busy_s)
 
-    def answer_columns(self, step: DecodeBatch) -> AnswerColumns[EventT]:
+    def answer_batch(self, step: DecodeBatch) -> AnswerBatch[EventT]:
         """Answers as single items."""
-        self._note(ENDED, [step.columns])
-        items: list[Any] = list(step.columns.items())
+        self._note(ENDED, [step.batched])
+        items: list[Any] = list(step.batched.items())
         answers: list[Any] = [
             self._answer(StandInJob(session.open, item, session.sequence))
             for session, item in zip(step.sessions, items, strict=True)
         ]
-        heads = step.columns.sessions, step.columns.generations, step.bases
+        heads = step.batched.sessions, step.batched.generations, step.bases
         make: Any = token_scores if step.is_scoring else Proposal
         masses = supports = None
         if step.is_scoring and isinstance(answers[0].form, SparseScores):
@@ -134,7 +134,7 @@ class StandInExecutor(Executor[PlainSequence, ItemT, StandInJob[ItemT], EventT])
             rows = [form.outside_token_ids for form in forms]
             masses = np.concatenate([form.outside_mass for form in forms])
             sizes = np.array([form.support_probs.size for form in forms], dtype=np.uint32)
-            supports = SupportColumns(sizes, rows[0][:0], np.concatenate([form.support_probs for form in forms]))
+            supports = SupportBatch(sizes, rows[0][:0], np.concatenate([form.support_probs for form in forms]))
         elif step.is_scoring:
             rows = [answer.form.token_ids for answer in answers]
         else:
@@ -142,15 +142,15 @@ class StandInExecutor(Executor[PlainSequence, ItemT, StandInJob[ItemT], EventT])
             parts = [
                 (one.evidence.counts, one.evidence.token_ids, one.evidence.probs) for one in answers if one.evidence
             ]
-            supports = SupportColumns(*map(np.concatenate, zip(*parts, strict=True))) if parts else None
+            supports = SupportBatch(*map(np.concatenate, zip(*parts, strict=True))) if parts else None
         token_ids = np.array([token_id for row in rows for token_id in row], dtype=np.int32)
         counts = np.array(list(map(len, rows)), dtype=np.uint32)
-        return AnswerColumns(*heads, counts, token_ids, (), make, masses, supports=supports)
+        return AnswerBatch(*heads, counts, token_ids, (), make, masses, supports=supports)
 
 
 @dataclass(frozen=True, slots=True)
 class StandInStep:
-    """A forward over a step of columns."""
+    """A forward over a step of arrays."""
 
     executor: StandInExecutor[Any, Any]
     step: DecodeBatch
@@ -164,7 +164,7 @@ class StandInStep:
         """Wait, then answer all."""
         wait_until(self.ends)
         computed_ns = time.perf_counter_ns()
-        return ExecutorOutput((), computed_ns, columns=self.executor.answer_columns(self.step))
+        return ExecutorOutput((), computed_ns, batched=self.executor.answer_batch(self.step))
 
 
 def wait_until(when: float) -> None:

@@ -272,7 +272,7 @@ class WiredLink(Generic[CommandT, EventT]):
                 batch = self._wire.read(self._wire.events.FromString(content))
             with self._timed("decide"):
                 yield batch
-            self._note_answers(len(batch.events) + len(batch.sessions_in_columns))
+            self._note_answers(len(batch.events) + len(batch.sessions_in_batch))
 
     async def close(self) -> None:
         """End the answers."""

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from outrider import __version__
+from outrider.batched import one_by_one
 from outrider.benchmarks.child_process import child_process
 from outrider.benchmarks.schema import Label, Series
-from outrider.columns import one_by_one
 from outrider.errors import ProtocolError
 from outrider.ports import EventBatch, Score, Scores
 from outrider.prefix_hash import chain_size

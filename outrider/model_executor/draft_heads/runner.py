@@ -20,8 +20,8 @@ from outrider.model_executor.draft_heads.contract import DraftHead
 from outrider.model_executor.draft_heads.loop_model import HeadLoopModel
 from outrider.model_executor.draft_heads.state_rows import StateRows
 from outrider.model_executor.draft_loop import MAX_STEPS, DraftRow, check_draft_rows
-from outrider.model_executor.draft_loop.columns import DraftColumns, plan_columns, restore_sequences
-from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight
+from outrider.model_executor.draft_loop.batched import DraftBatch, plan_draft_batch, restore_sequences
+from outrider.model_executor.draft_loop.in_flight import BatchInFlight
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import loop_of
 from outrider.model_executor.draft_loop.results import Draws
@@ -139,29 +139,29 @@ class DraftHeadRunner:
         check_draft_rows(self.sequences, rows, self._limits, self._loop.max_catch_up)
         most, found, first = self._loop.max_rows, list[Draws](), 0
         for start in range(0, len(rows), most):
-            columns = DraftColumns.of(rows[start : start + most])
-            found += self.begin_draft(columns, states, first).draws()
-            first += len(columns.token_ids)
+            batched = DraftBatch.of(rows[start : start + most])
+            found += self.begin_draft(batched, states, first).draws()
+            first += len(batched.token_ids)
         return found
 
-    def begin_draft(self, columns: DraftColumns, states: StateRows, first: int = 0) -> ColumnsInFlight:
-        """``draft`` in two halves, of rows that are columns: ``max_draft_rows`` at most, checked by the caller. Their
+    def begin_draft(self, batched: DraftBatch, states: StateRows, first: int = 0) -> BatchInFlight:
+        """``draft`` in two halves, of rows that are arrays: ``max_draft_rows`` at most, checked by the caller. Their
         sequences then hold no pairs of what is drawn. Their states are those from ``first`` on.
         """
         if (loop := self._loop) is None:
             raise ValueError(f"there are no draft loops on {self.device}")
         self._take_device()
-        plan = plan_columns(self.sequences, columns)
+        plan = plan_draft_batch(self.sequences, batched)
         try:
-            self._put_states(states, first, first + len(columns.token_ids))
+            self._put_states(states, first, first + len(batched.token_ids))
             with torch.inference_mode():
                 self._copy_pages(plan.page_copies)
                 command = loop.command_for(plan)
                 self.used_graph = loop.run(loop_of(command), command.numbers)
         except BaseException:
-            restore_sequences(self.sequences, columns.sequences)
+            restore_sequences(self.sequences, batched.sequences)
             raise
-        return ColumnsInFlight(loop, loop_of(command), columns, self.sequences, keeps_drafts=False)
+        return BatchInFlight(loop, loop_of(command), batched, self.sequences, keeps_drafts=False)
 
     def _put_states(self, states: StateRows, begin: int, end: int) -> None:
         """States of pairs ``begin`` to ``end`` - 1, put where the next loop's first step reads them."""

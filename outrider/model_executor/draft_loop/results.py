@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import IntegrityError, OutriderError
 from outrider.kernels.draft_sampling.layout import Field
-from outrider.model_executor.draft_loop.columns import DraftColumns
+from outrider.model_executor.draft_loop.batched import DraftBatch
 from outrider.model_executor.draft_loop.rows import DraftRow
 from outrider.sampling.checks import row_error
 from outrider.types import Evidence, SparseEvidence
@@ -38,7 +38,7 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnColumns:
+class DrawnBatch:
     """Draft tokens and evidence of rows that drew all that they were to draw."""
 
     counts: Sequence[int]  # [B] draft tokens of each
@@ -52,31 +52,31 @@ class DrawnColumns:
         return [ids[end - count : end] for end, count in zip(ends, self.counts, strict=True)]
 
 
-def read_columns(
-    columns: DraftColumns,
+def read_batch(
+    batched: DraftBatch,
     records: Numbers,  # [K, R, NUM_FIELDS]
     supports: Numbers | None,  # [K, R, 2, S]; None: no row needs evidence
-) -> DrawnColumns | None:
+) -> DrawnBatch | None:
     """Results of ``read_draws`` for the same rows, whose evidence is of one form; None where a row lacks a draw."""
-    lengths, num_steps, num_rows = columns.num_drafts, len(records), len(columns.sequences)
+    lengths, num_steps, num_rows = batched.num_drafts, len(records), len(batched.sequences)
     of_rows = records[:, :num_rows].transpose(1, 0, 2)  # [B, K, NUM_FIELDS]
     tokens, widths = of_rows[:, :, Field.TOKEN], of_rows[:, :, Field.WIDTH]
     is_drawn = None if min(lengths) == num_steps else np.arange(num_steps) < np.array(lengths)[:, None]  # [B, K]
     token_ids = tokens.flatten() if is_drawn is None else tokens[is_drawn]
     if min(token_ids.tolist()) < 0:
         return None
-    if columns.metadata.is_certain:
+    if batched.metadata.is_certain:
         ones = np.ones(len(token_ids), dtype=np.int32)
-        return DrawnColumns(lengths, token_ids, SparseEvidence(ones, token_ids, ones.astype(np.float32)))
+        return DrawnBatch(lengths, token_ids, SparseEvidence(ones, token_ids, ones.astype(np.float32)))
     if supports is None:
-        return DrawnColumns(lengths, token_ids, None)
+        return DrawnBatch(lengths, token_ids, None)
     counts = widths.flatten() if is_drawn is None else widths[is_drawn]
     widest = max(counts.tolist())
     is_in = np.arange(widest) < widths[:, :, None]  # [B, K, W]
     if is_drawn is not None:
         is_in &= is_drawn[:, :, None]
     ids, probs = supports[:, :num_rows, :, :widest].transpose(2, 1, 0, 3)[:, is_in]
-    return DrawnColumns(lengths, token_ids, SparseEvidence(counts, ids, probs.view(np.float32)))
+    return DrawnBatch(lengths, token_ids, SparseEvidence(counts, ids, probs.view(np.float32)))
 
 
 def read_draws(

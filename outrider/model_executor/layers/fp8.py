@@ -39,15 +39,15 @@ class Fp8Linear(LinearMethod):
     """FP8 weight with a scale for each tensor, row or block."""
 
     def __init__(self, quantization: Quantization, spec: LinearSpec) -> None:
-        spec.check_columns(_COLUMNS_OF_KERNELS)  # others are widened, for a library's products
+        spec.check_arrays(_COLUMNS_OF_KERNELS)  # others are widened, for a library's products
         self._format, self._spec = quantization, spec
         num_rows, size = spec.out_features, spec.in_features
-        self._rows, self._columns = _scaled_rows(quantization, spec), size
+        self._rows, self._arrays = _scaled_rows(quantization, spec), size
         if quantization.weights is Scales.BLOCK:
-            self._columns = quantization.block[1]
-            _check_blocks(self._columns, spec)
+            self._arrays = quantization.block[1]
+            _check_blocks(self._arrays, spec)
         self._numbers = torch.empty(num_rows, size, dtype=FP8, device=spec.device)
-        scales = (-(-num_rows // self._rows), -(-size // self._columns))
+        scales = (-(-num_rows // self._rows), -(-size // self._arrays))
         self._scales = torch.zeros(scales, dtype=torch.float32, device=spec.device)
         self._input_scales = torch.zeros(num_rows, dtype=torch.float32, device=spec.device)
         self.bias = spec.empty(num_rows) if spec.has_bias else None
@@ -85,7 +85,7 @@ class Fp8Linear(LinearMethod):
         return self._experts
 
     def _matrix(self) -> Fp8Matrix:
-        return Fp8Matrix(self._numbers, self._scales, self._rows, self._columns)
+        return Fp8Matrix(self._numbers, self._scales, self._rows, self._arrays)
 
     def _release(self) -> None:
         self._numbers = self._scales = self._input_scales = torch.empty(0)

@@ -26,7 +26,7 @@ class GatedAttention(Attention):
         values, gates = keys + heads.num_kv_heads * size + torch.arange(size), queries + size + torch.arange(size)
         columns = torch.cat([part.flatten() for part in (queries + order, keys + order, values, gates)])
         device = torch.device("cpu") if context.device.type == "meta" else context.device
-        self._columns = columns.to(device)
+        self._arrays = columns.to(device)
         self._num_queries = heads.num_heads * size
 
     def __call__(
@@ -34,7 +34,7 @@ class GatedAttention(Attention):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Attention``."""
         hidden, x = source.normed()
-        product = self.qkv(x).index_select(1, self._columns)
+        product = self.qkv(x).index_select(1, self._arrays)
         num_gates = self._num_queries
         qkv, gates = product[:, :-num_gates].contiguous(), product[:, -num_gates:]
         queries = apply_rope_and_cache(qkv, kv, inputs.slots, cos_sin, self._heads, norm_weight=self.qk_norm)

@@ -95,7 +95,7 @@ class LinearSpec:
         """Features that go in on this rank."""
         return len(self.inputs.own)
 
-    def check_columns(self, multiple: int) -> None:
+    def check_arrays(self, multiple: int) -> None:
         """Raise ``ConfigError`` if products must not depend on other rows and the kernels that promise it cannot load
         rows of as many features: they take a ``multiple``. Kernels of experts take any number.
         """

@@ -30,7 +30,7 @@ class UnquantizedLinear(LinearMethod):
     """Weight in the model's own type, prepared as is fastest on its device."""
 
     def __init__(self, spec: LinearSpec) -> None:
-        spec.check_columns(_COLUMNS_OF_KERNELS)
+        spec.check_arrays(_COLUMNS_OF_KERNELS)
         tied = spec.tied_to
         self.weight = spec.empty(spec.out_features, spec.in_features) if tied is None else tied
         """[N, K]; of no use once prepared."""

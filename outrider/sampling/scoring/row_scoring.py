@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.columns import LogprobColumns, ScoreColumns
+from outrider.batched import LogprobColumns, ScoreBatch
 from outrider.errors import IntegrityError, OutriderError
 from outrider.kernels.device_stream import to_device
 from outrider.kernels.launching import has_kernels
@@ -45,7 +45,7 @@ class ScoredRows:
     """Token ids, at least the first ``bases`` tokens of each session."""
     bases: Ints  # [B] committed tokens
     lengths: Ints  # [B] draft tokens
-    columns: ScoreColumns | None
+    batched: ScoreBatch | None
     """Draft tokens and supports; None: there are none."""
     rows: SessionRows | None
     """None: one of the sessions may not be rows."""
@@ -60,9 +60,9 @@ class ScoredRows:
     @property
     def supports(self) -> tuple[Words, Words] | None:
         """Ids in the support of each draft token [T], and the ids [M]."""
-        if self.columns is None or not self.is_sparse:
+        if self.batched is None or not self.is_sparse:
             return None
-        counts, ids = self.columns.support_counts, self.columns.support_token_ids
+        counts, ids = self.batched.support_counts, self.batched.support_token_ids
         return None if counts is None or ids is None else (counts, ids)
 
     def requests(self) -> list[ScoreRequest]:
@@ -74,13 +74,13 @@ class ScoredRows:
 
     def _unmasked_requests(self) -> list[ScoreRequest]:
         heads = zip(self.samplings, self.texts, self.bases.tolist(), strict=True)
-        if self.columns is None:
+        if self.batched is None:
             return [ScoreRequest(*head) for head in heads]
-        drafts, ends = self.columns.draft_token_ids.tolist(), self.lengths.cumsum().tolist()
+        drafts, ends = self.batched.draft_token_ids.tolist(), self.lengths.cumsum().tolist()
         spans = zip((self.lengths.cumsum() - self.lengths).tolist(), ends, strict=True)
         return [
             ScoreRequest(*head, drafts[start:stop], support)
-            for head, (start, stop), support in zip(heads, spans, self.columns.supports(), strict=True)
+            for head, (start, stop), support in zip(heads, spans, self.batched.supports(), strict=True)
         ]
 
     @property
@@ -111,7 +111,7 @@ class ScoredRows:
         """Kernels over all rows; None where there are none for these sessions."""
         if self.rows is None or not has_kernels(logits.device):
             return None
-        if self.columns is None:
+        if self.batched is None:
             return launch(logits, self.rows.at(self.bases))
         return launch(logits, self.rows.with_drafts(self.bases, self.lengths, self.supports))
 
@@ -185,7 +185,7 @@ class RowScoring:
         """Logprobs of the sessions that ask for them, after ``tokens`` or ``sparse``; None if none does."""
         if self._logprobs is None or self._launch is None:
             return None
-        return self._logprobs.columns(self._launch.findings().words[self._token_places()])
+        return self._logprobs.batched(self._launch.findings().words[self._token_places()])
 
     def tokens(self) -> NDArray[np.int32] | None:
         """Wait for the kernels; the tokens of all rows, [R]. None: scores are sparse, or ``outcomes`` tells."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import U4, U8, AnswerColumns, Column, CommandColumns, ExtendColumns, SupportColumns
+from outrider.batched import U4, U8, AnswerBatch, Column, CommandBatch, ExtendBatch, SupportBatch
 from outrider.ports import Extend, Proposal
 from outrider.prefix_hash import PrefixHash
 from outrider.proposal_channel.verdicts import Verdicts
@@ -38,17 +38,15 @@ class BegunStep:
 
     step: DecodeBatch
     items: Sequence[Extend]  # [B]
-    answers: AnswerColumns[Any]
+    answers: AnswerBatch[Any]
     forward: ForwardRecord
 
-    def answers_to(
-        self, columns: ExtendColumns, rows: NDArray[np.intp], places: NDArray[np.intp]
-    ) -> AnswerColumns[Any]:
+    def answers_to(self, batched: ExtendBatch, rows: NDArray[np.intp], places: NDArray[np.intp]) -> AnswerBatch[Any]:
         """Answers to the commands in ``rows`` of ``columns``, from those at ``places`` here: as many draft tokens as
         they ask for, or all that were begun.
         """
-        answers = replace(self.answers.selected(places), generations=columns.generations[rows])
-        asked = columns.draft_lengths[rows]
+        answers = replace(self.answers.selected(places), generations=batched.generations[rows])
+        asked = batched.draft_lengths[rows]
         return first_tokens(answers, asked) if (asked < answers.counts).any() else answers
 
 
@@ -59,21 +57,21 @@ class BegunSteps:
         self._stats = stats
         self._found: dict[SessionKey, tuple[BegunStep, int]] = {}
 
-    def hold(self, step: DecodeBatch, answers: AnswerColumns[Any], forward: ForwardRecord) -> None:
+    def hold(self, step: DecodeBatch, answers: AnswerBatch[Any], forward: ForwardRecord) -> None:
         """Keep the answers of a step, in place of older ones of the same sessions."""
-        begun = BegunStep(step, list(step.columns.items()), answers, forward)  # type: ignore[arg-type]
+        begun = BegunStep(step, list(step.batched.items()), answers, forward)  # type: ignore[arg-type]
         for place, key in enumerate(step.keys):
             self.forget(key)
             self._found[key] = begun, place
 
-    def claim(self, link_id: int, columns: ExtendColumns) -> list[tuple[BegunStep, list[int], list[int]]]:
+    def claim(self, link_id: int, batched: ExtendBatch) -> list[tuple[BegunStep, list[int], list[int]]]:
         """Begun steps that are what some commands ask for, each with the rows of these and its own places. No command
         can claim its session's answer again.
         """
         if not self._found:
             return []  # before any item is made
         found: dict[int, tuple[BegunStep, list[int], list[int]]] = {}
-        for row, item in enumerate(columns.items()):
+        for row, item in enumerate(batched.items()):
             begun, place = self._found.pop((link_id, item.session), (None, 0))
             if begun is None:
                 continue
@@ -85,7 +83,7 @@ class BegunSteps:
                 self._stats.num_lookahead_unused += 1
         claims = list(found.values())
         num_claimed = sum(len(rows) for _, rows, _ in claims)
-        if num_claimed < len(columns) and any(begun.step.guessed_from is not None for begun, _, _ in claims):
+        if num_claimed < len(batched) and any(begun.step.guessed_from is not None for begun, _, _ in claims):
             self._stats.num_lookahead_unused += num_claimed
             return []  # those that go on at once would be scored apart from the others from then on
         self._stats.num_lookahead_used += num_claimed
@@ -121,17 +119,17 @@ def _has_same_text(item: Extend, begun: Extend) -> bool:
     )
 
 
-def continue_same(columns: ExtendColumns, begun: CommandColumns) -> bool:
-    """True if columns continue the texts for which all of a step was begun, and no others, whatever their generations
+def continue_same(batched: ExtendBatch, begun: CommandBatch) -> bool:
+    """True if arrays continue the texts for which all of a step was begun, and no others, whatever their generations
     are and however many draft tokens they ask for.
     """
     return (
-        columns.chains == begun.chains
-        and all(_is_same(getattr(columns, name), getattr(begun, name)) for name in _OF_TEXTS)
-        and bool((columns.generations > begun.generations).all())
-        and bool(columns.draft_lengths.all())
-        and columns.states is None
-        and not columns.hidden_states
+        batched.chains == begun.chains
+        and all(_is_same(getattr(batched, name), getattr(begun, name)) for name in _OF_TEXTS)
+        and bool((batched.generations > begun.generations).all())
+        and bool(batched.draft_lengths.all())
+        and batched.states is None
+        and not batched.hidden_states
     )
 
 
@@ -155,10 +153,10 @@ class ShortenedForward:
     def finish(self) -> ExecutorOutput[Any]:
         """The proposals as far as they were asked for."""
         output = self.forward.finish()
-        if output.columns is None:
+        if output.batched is None:
             rows = zip(output.results, self.longest.tolist(), strict=True)
             return replace(output, results=[_shortened(result, longest) for result, longest in rows])
-        answers = first_tokens(output.columns, self.longest)
+        answers = first_tokens(output.batched, self.longest)
         # A draft has no KV for the last of its own tokens.
         held = (answers.base_lengths + answers.counts - U4.type(1)).tolist()
 
@@ -167,14 +165,14 @@ class ShortenedForward:
                 output.settle()
             self.truncate(held)
 
-        return replace(output, columns=answers, settle=settle)
+        return replace(output, batched=answers, settle=settle)
 
 
 def _shortened(result: Any, longest: int) -> Any:  # noqa: ANN401 - an answer or an error
     return replace(result, token_ids=result.token_ids[:longest]) if isinstance(result, Proposal) else result
 
 
-def first_tokens(proposals: AnswerColumns[Any], longest: Column) -> AnswerColumns[Any]:
+def first_tokens(proposals: AnswerBatch[Any], longest: Column) -> AnswerBatch[Any]:
     """Proposals, each with this many tokens at most."""
     counts = proposals.counts
     starts = counts.cumsum(dtype=np.int64) - counts
@@ -183,7 +181,7 @@ def first_tokens(proposals: AnswerColumns[Any], longest: Column) -> AnswerColumn
     supports = proposals.supports
     if supports is not None:
         ids = is_kept.repeat(supports.counts)
-        supports = SupportColumns(supports.counts[is_kept], supports.token_ids[ids], supports.probs[ids])
+        supports = SupportBatch(supports.counts[is_kept], supports.token_ids[ids], supports.probs[ids])
     return replace(proposals, counts=told, token_ids=proposals.token_ids[is_kept], supports=supports)
 
 
@@ -201,11 +199,11 @@ class Following(NamedTuple):
         return Extend(self.session.open.session, self.session.generation, *self[1:])
 
 
-def columns_of(rows: Sequence[Following]) -> ExtendColumns:
-    """The commands as columns."""
+def as_batch(rows: Sequence[Following]) -> ExtendBatch:
+    """The commands as arrays."""
     sessions, kept, hashes, brought, lengths = zip(*rows, strict=True)
     chains, rests = zip(*hashes, strict=True)
-    return ExtendColumns(
+    return ExtendBatch(
         np.array([session.open.session for session in sessions], dtype=U8),
         np.array([session.generation for session in sessions], dtype=U8),
         np.array(kept, dtype=U4),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import U4, U8, AnswerColumns, ExtendColumns
+from outrider.batched import U4, U8, AnswerBatch, ExtendBatch
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Extend, Proposal
 from outrider.proposal_channel.pushes import ChainStart, Pushes
@@ -177,13 +177,13 @@ class DraftsAhead:
                 np.array(answer.token_ids, dtype=U4),
                 chain.channel,
             )
-            self._outputs.put_messages([(link_id, EventBatch((), columns=(pushes,)))])  # type: ignore[arg-type]
+            self._outputs.put_messages([(link_id, EventBatch((), batched=(pushes,)))])  # type: ignore[arg-type]
 
     def _step(self, link_id: int, due: Sequence[_Chain], now_ns: int) -> DecodeBatch | None:
         kept = np.array([chain.kept for chain in due], dtype=np.int64)
         counts = np.array([len(chain.brought) for chain in due], dtype=np.int64)
         lengths = np.array([chain.draft_length + 1 for chain in due], dtype=np.int64)
-        columns = ExtendColumns(
+        batched = ExtendBatch(
             np.array([chain.session.open.session for chain in due], dtype=U8),
             np.array([chain.session.generation for chain in due], dtype=U8),
             kept.astype(U4),
@@ -195,18 +195,18 @@ class DraftsAhead:
             channel=due[0].channel,
         )
         own = self._last.of([chain.session for chain in due])
-        step = DecodeBatch(link_id, columns, own, kept, kept + counts, lengths, now_ns, is_asked=False)
-        return step if self._executor.takes_columns(step) else None
+        step = DecodeBatch(link_id, batched, own, kept, kept + counts, lengths, now_ns, is_asked=False)
+        return step if self._executor.takes_batch(step) else None
 
-    def finish(self, step: DecodeBatch, answers: AnswerColumns[Any]) -> Messages:
+    def finish(self, step: DecodeBatch, answers: AnswerBatch[Any]) -> Messages:
         """Push what a loop has drawn."""
         self.running = None
-        pushes = Pushes(answers.sessions, answers.base_lengths, answers.counts, answers.token_ids, step.columns.channel)
+        pushes = Pushes(answers.sessions, answers.base_lengths, answers.counts, answers.token_ids, step.batched.channel)
         for number, base, token_ids in pushes.rows():
             chain = self._chains.get((step.link_id, number))
             if chain is not None:
                 chain.pushed = base, token_ids
-        return [(step.link_id, EventBatch((), columns=(pushes,)))]  # type: ignore[arg-type]
+        return [(step.link_id, EventBatch((), batched=(pushes,)))]  # type: ignore[arg-type]
 
     def forget(self, key: SessionKey) -> None:
         """A session is asked for something, or ends."""

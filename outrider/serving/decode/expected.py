@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.columns import ScoreColumns
+from outrider.batched import ScoreBatch
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.decode.waiting import WaitingSessions
 from outrider.serving.executor import Executor
@@ -26,7 +26,7 @@ class ExpectedStep:
     def plan(self, step: DecodeBatch, waiting: WaitingSessions) -> None:
         """Expect a step, whose sessions wait, in place of the one before. Not planned, it is not expected."""
         self.forget()
-        step.plan = self._executor.plan_columns(step)
+        step.plan = self._executor.plan_draft_batch(step)
         if step.plan is not None:
             self._found = step, waiting
 
@@ -37,10 +37,10 @@ class ExpectedStep:
         if self._found is None:
             return None
         step, waiting = self._found
-        columns = commands[0] if len(commands) == 1 else None
-        # Draft tokens are put into the very columns of the ``ScoreAhead``: what shares an array with it is it.
-        if isinstance(columns, ScoreColumns) and columns.generations is step.columns.generations:
-            step.columns, step.arrived_ns = columns, arrived_ns
+        batched = commands[0] if len(commands) == 1 else None
+        # Draft tokens are put into the very arrays of the ``ScoreAhead``: what shares an array with it is it.
+        if isinstance(batched, ScoreBatch) and batched.generations is step.batched.generations:
+            step.batched, step.arrived_ns = batched, arrived_ns
             if self._executor.takes_drafts(step):
                 self._found = None
                 waiting.take(step)

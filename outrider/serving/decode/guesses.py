@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import U4, U8, AnswerColumns, ExtendColumns
+from outrider.batched import U4, U8, AnswerBatch, ExtendBatch
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import ForwardRecord
 from outrider.serving.decode.begun import BegunSteps
@@ -69,8 +69,8 @@ class Guesses:
         """
         if not len(self._sessions) == len(accepted) <= MAX_GUESSED_SESSIONS:
             return
-        columns = [getattr(accepted, name).tolist() for name in Verdicts.__slots__]
-        for number, generation, base, count, last, _ in zip(*columns, strict=True):
+        batched = [getattr(accepted, name).tolist() for name in Verdicts.__slots__]
+        for number, generation, base, count, last, _ in zip(*batched, strict=True):
             session = self._sessions.get(link_id, number)
             if session is None or generation != session.generation + 1 or not self._executor.may_guess(session):
                 continue
@@ -93,12 +93,12 @@ class Guesses:
         lengths = np.array([sent.draft_length + 1 for sent in due], dtype=np.int64)
         tokens = np.array([[sent.last] for sent in due], dtype=U4)
         own = self._last.of([sent.session for sent in due])
-        columns = replace(self._asked(own.sessions, texts - 1, tokens, lengths, None), channel=due[0].channel)
-        step = DecodeBatch(due[0].session.link_id, columns, own, texts - 1, texts, lengths, now_ns, is_asked=False)
+        batched = replace(self._asked(own.sessions, texts - 1, tokens, lengths, None), channel=due[0].channel)
+        step = DecodeBatch(due[0].session.link_id, batched, own, texts - 1, texts, lengths, now_ns, is_asked=False)
         step.guessed_from = np.array([sent.base for sent in due], dtype=np.int64)
-        return step if self._executor.takes_columns(step) else None
+        return step if self._executor.takes_batch(step) else None
 
-    def finish(self, step: DecodeBatch, answers: AnswerColumns[Any], forward: ForwardRecord) -> None:
+    def finish(self, step: DecodeBatch, answers: AnswerBatch[Any], forward: ForwardRecord) -> None:
         """Hold what a loop has drawn after its guesses."""
         self.running = None
         places = np.flatnonzero((answers.counts > 1) & [self._sessions.holds(session) for session in step.sessions])
@@ -107,10 +107,10 @@ class Guesses:
         drawn = answers.selected(places)
         firsts = drawn.counts.cumsum(dtype=np.int64) - drawn.counts
         own, kept = step.own.selected(places), step.kept[places]
-        tokens = np.stack([step.columns.token_ids[places], drawn.token_ids[firsts].astype(U4)], axis=1)
+        tokens = np.stack([step.batched.token_ids[places], drawn.token_ids[firsts].astype(U4)], axis=1)
         lengths = step.draft_lengths[places] - 1
-        columns = self._asked(own.sessions, kept, tokens, lengths, self._sessions.prefix_hash)
-        begun = replace(step, columns=columns, own=own, kept=kept, bases=kept + 2, draft_lengths=lengths)
+        batched = self._asked(own.sessions, kept, tokens, lengths, self._sessions.prefix_hash)
+        begun = replace(step, batched=batched, own=own, kept=kept, bases=kept + 2, draft_lengths=lengths)
         self._begun.hold(begun, _without(drawn, firsts), forward)
 
     @staticmethod
@@ -120,11 +120,11 @@ class Guesses:
         tokens: Any,  # noqa: ANN401 - [B, T]
         lengths: Any,  # noqa: ANN401 - [B]
         prefix_hash: Callable[[Session[Any], int], tuple[bytes, int]] | None,
-    ) -> ExtendColumns:
+    ) -> ExtendBatch:
         """The commands for so many draft tokens after ``kept`` ones and these."""
         pairs = zip(sessions, kept.tolist(), strict=True)
         hashes = [(b"", 0) if prefix_hash is None else prefix_hash(session, length) for session, length in pairs]
-        return ExtendColumns(
+        return ExtendBatch(
             np.array([session.open.session for session in sessions], dtype=U8),
             np.array([session.generation for session in sessions], dtype=U8),
             kept.astype(U4),
@@ -144,7 +144,7 @@ class Guesses:
         self._due = {key: sent for key, sent in self._due.items() if key[0] != link_id}
 
 
-def _without(drawn: AnswerColumns[Any], firsts: Any) -> AnswerColumns[Any]:  # noqa: ANN401 - [B]
+def _without(drawn: AnswerBatch[Any], firsts: Any) -> AnswerBatch[Any]:  # noqa: ANN401 - [B]
     """Proposals without the guesses, which have no support, and after them."""
     supports = drawn.supports
     return replace(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import AnswerColumns, LogprobColumns, token_scores
+from outrider.batched import AnswerBatch, LogprobColumns, token_scores
 from outrider.errors import OutriderError
 from outrider.ports import Score, Scores
 from outrider.recording import ForwardRecord
@@ -181,13 +181,13 @@ class PlainStep:
             int(self.own.numbers[place]), int(self.generations[place]), int(self.bases[place]), form, logprobs
         )
 
-    def columns(self, places: Rows, now_ns: int) -> AnswerColumns[Scores]:
+    def batched(self, places: Rows, now_ns: int) -> AnswerBatch[Scores]:
         """The answers to rows of one link and form, whose time ends now."""
         outcome = self.outcome
         if outcome is None:
             raise ValueError("a step that is not computed has no answers")
         is_sparse = bool(self.own.are_sparse[places[0]])
-        return AnswerColumns(
+        return AnswerBatch(
             self.own.numbers[places],
             self.generations[places],
             self.bases[places],

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import ScoreColumns, chain_rows
+from outrider.batched import ScoreBatch, chain_rows
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES
 from outrider.recording import ForwardRecord
 from outrider.serving.decode.plain_step import KnownTokens, PlainStep, Rows
@@ -75,7 +75,7 @@ class PlainSteps:
         self._table, self._executor, self._queue, self._lookahead = table, executor, queue, lookahead
         self._stats, self._clock = stats, clock
         self.links: set[int] = set()
-        """Links that read columns; sessions of others do not join."""
+        """Links that read arrays; sessions of others do not join."""
         self._members = set[SessionKey]()
         """Sessions that have rows, and some that had."""
         self._computed: list[PlainStep] = []
@@ -380,31 +380,31 @@ class PlainSteps:
 
     # Items.
 
-    def take(self, link_id: int, columns: ScoreColumns, arrived_ns: int) -> tuple[list[PlainAnswers], Bools]:
-        """Find what columns ask for: the answers to what is computed, and which rows were found."""
-        is_taken = np.zeros(len(columns), dtype=np.bool_)
+    def take(self, link_id: int, batched: ScoreBatch, arrived_ns: int) -> tuple[list[PlainAnswers], Bools]:
+        """Find what arrays ask for: the answers to what is computed, and which rows were found."""
+        is_taken = np.zeros(len(batched), dtype=np.bool_)
         answers: list[PlainAnswers] = []
-        if not self._members or columns.support_counts is not None or columns.hidden_states_from is not None:
+        if not self._members or batched.support_counts is not None or batched.hidden_states_from is not None:
             return answers, is_taken
-        for step, places, rows in self._asked_of(link_id, columns):
-            fits = self._fit(step, places, rows, columns)
+        for step, places, rows in self._asked_of(link_id, batched):
+            fits = self._fit(step, places, rows, batched)
             if fits.any():
                 is_taken[rows[fits]] = True
-                answers += self._ask(step, places[fits], rows[fits], columns, arrived_ns)
+                answers += self._ask(step, places[fits], rows[fits], batched, arrived_ns)
         return answers, is_taken
 
-    def _asked_of(self, link_id: int, columns: ScoreColumns) -> Iterable[tuple[PlainStep, Rows, Rows]]:
-        """Steps, their rows, and the rows of columns that may ask for them: of each session the oldest that was not
+    def _asked_of(self, link_id: int, batched: ScoreBatch) -> Iterable[tuple[PlainStep, Rows, Rows]]:
+        """Steps, their rows, and the rows of arrays that may ask for them: of each session the oldest that was not
         asked for.
         """
         steps = [step for step in (*self._computed, *self._under_way()) if step.unasked.any()]
         if not steps:
             return []
-        first, count = steps[0], len(columns)
-        is_whole = len(first) == count and np.array_equal(first.own.numbers, columns.sessions)  # as nearly always
+        first, count = steps[0], len(batched)
+        is_whole = len(first) == count and np.array_equal(first.own.numbers, batched.sessions)  # as nearly always
         if is_whole and first.unasked.all() and (first.own.link_ids == link_id).all():
             return [(first, np.arange(count), np.arange(count))]
-        numbers = columns.sessions.tolist()
+        numbers = batched.sessions.tolist()
         if len(set(numbers)) < count:
             return []
         found: list[tuple[PlainStep, Rows, Rows]] = []
@@ -423,34 +423,34 @@ class PlainSteps:
                 found.append((step, places, rows))
         return found
 
-    def _fit(self, step: PlainStep, places: Rows, rows: Rows, columns: ScoreColumns) -> Bools:
-        """True if rows of columns ask for just what was prepared."""
+    def _fit(self, step: PlainStep, places: Rows, rows: Rows, batched: ScoreBatch) -> Bools:
+        """True if rows of arrays ask for just what was prepared."""
         kept = step.bases[places] - 1
-        counts, starts = columns.counts, columns.counts.cumsum() - columns.counts
-        at = np.minimum(starts[rows], max(0, columns.token_ids.size - 1))
-        fits: Bools = (counts[rows] == 1) & (columns.draft_lengths[rows] == 0) & (columns.num_kept_tokens[rows] == kept)
-        has_chain = columns.num_kept_tokens >= BLOCK_TOKENS
-        if not columns.token_ids.size or len(columns.chains) != CHAIN_BYTES * int(has_chain.sum()):
+        counts, starts = batched.counts, batched.counts.cumsum() - batched.counts
+        at = np.minimum(starts[rows], max(0, batched.token_ids.size - 1))
+        fits: Bools = (counts[rows] == 1) & (batched.draft_lengths[rows] == 0) & (batched.num_kept_tokens[rows] == kept)
+        has_chain = batched.num_kept_tokens >= BLOCK_TOKENS
+        if not batched.token_ids.size or len(batched.chains) != CHAIN_BYTES * int(has_chain.sum()):
             return np.zeros(len(places), dtype=np.bool_)
-        fits &= columns.token_ids[at] == step.tokens[places]
+        fits &= batched.token_ids[at] == step.tokens[places]
         sessions = [step.sessions[place] for place in places.tolist()]
         newest = np.array([session.generation for session in sessions], dtype=np.uint64)
-        fits &= columns.generations[rows] >= newest
+        fits &= batched.generations[rows] >= newest
         prefix_hash = self._table.prefix_hash
         hashes = [prefix_hash(session, length) for session, length in zip(sessions, kept.tolist(), strict=True)]
-        fits &= columns.rests[rows] == np.array([rest for _, rest in hashes], dtype=np.uint64)
-        given = np.zeros((len(columns), CHAIN_BYTES), dtype=np.uint8)
-        given[has_chain] = np.frombuffer(columns.chains, dtype=np.uint8).reshape(-1, CHAIN_BYTES)
+        fits &= batched.rests[rows] == np.array([rest for _, rest in hashes], dtype=np.uint64)
+        given = np.zeros((len(batched), CHAIN_BYTES), dtype=np.uint8)
+        given[has_chain] = np.frombuffer(batched.chains, dtype=np.uint8).reshape(-1, CHAIN_BYTES)
         fits &= (given[rows] == chain_rows([chain for chain, _ in hashes])).all(axis=1)
         return fits
 
     def _ask(
-        self, step: PlainStep, places: Rows, rows: Rows, columns: ScoreColumns, arrived_ns: int
+        self, step: PlainStep, places: Rows, rows: Rows, batched: ScoreBatch, arrived_ns: int
     ) -> list[PlainAnswers]:
-        """Rows of columns have asked for what lies at these places of a step."""
-        generations = columns.generations[rows]
-        if columns.trace_parents:
-            step.trace_parents[places] = [columns.trace_parents[row] for row in rows.tolist()]
+        """Rows of arrays have asked for what lies at these places of a step."""
+        generations = batched.generations[rows]
+        if batched.trace_parents:
+            step.trace_parents[places] = [batched.trace_parents[row] for row in rows.tolist()]
         step.is_asked[places], step.generations[places] = True, generations
         step.arrived_ns[places] = arrived_ns
         for place, generation in zip(places.tolist(), generations.tolist(), strict=True):

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import (
-    CommandColumns,
-    ExtendColumns,
-    ScoreColumns,
-    StateColumns,
+from outrider.batched import (
+    CommandBatch,
+    ExtendBatch,
+    ScoreBatch,
+    StateBatch,
 )
 from outrider.serving.decode.sessions import Ints, RunningSessions
 from outrider.serving.session import Session, SessionKey
@@ -26,7 +26,7 @@ class DecodeBatch:
     """Items that go on from where their sessions are, or from fewer drafts than these hold."""
 
     link_id: int
-    columns: CommandColumns
+    batched: CommandBatch
     own: RunningSessions
     kept: Ints  # [B] tokens to keep, none fewer than were committed
     bases: Ints  # [B] committed tokens, those of the items included
@@ -35,7 +35,7 @@ class DecodeBatch:
     asked: Any = None
     """Result of the executor's check of the step."""
     plan: Any = None
-    """The executor's plan of the forward, if the step was expected (``Executor.plan_columns``)."""
+    """The executor's plan of the forward, if the step was expected (``Executor.plan_draft_batch``)."""
     is_asked: bool = True
     """False: a step that is begun before it is asked for (``begun``)."""
     guessed_from: Ints | None = None  # [B]
@@ -57,13 +57,13 @@ class DecodeBatch:
     @property
     def is_scoring(self) -> bool:
         """True if the items are ``Score``."""
-        return isinstance(self.columns, ScoreColumns)
+        return isinstance(self.batched, ScoreBatch)
 
     @property
     def num_tokens(self) -> int:
         """Tokens of its forward."""
         num_drafts = sum(self.draft_lengths.tolist()) if self.is_scoring else 0
-        return int(self.columns.token_ids.size) + num_drafts
+        return int(self.batched.token_ids.size) + num_drafts
 
     @property
     def keys(self) -> KeysView[SessionKey]:
@@ -71,16 +71,16 @@ class DecodeBatch:
         return self.own.keys.keys()
 
 
-def joined(columns: Sequence[CommandColumns]) -> CommandColumns | None:
+def joined(batched: Sequence[CommandBatch]) -> CommandBatch | None:
     """Columns of one kind as one; None where their hidden states go by different planes, or are not of all."""
-    if len(columns) == 1:
-        return columns[0]
-    kind = type(columns[0])
-    if len(set(map(_form_of, columns))) > 1:
+    if len(batched) == 1:
+        return batched[0]
+    kind = type(batched[0])
+    if len(set(map(_form_of, batched))) > 1:
         return None
     fields: list[Any] = []
     for name in kind.__slots__:
-        fields.append(_joined_field(name, [getattr(part, name) for part in columns], columns))
+        fields.append(_joined_field(name, [getattr(part, name) for part in batched], batched))
     return kind(*fields)
 
 
@@ -95,9 +95,9 @@ def _joined_field(name: str, values: Sequence[Any], parts: Sequence[Any]) -> Any
         return _joined_supports(name, values, parts)
     if name == "channel" and any(value != first for value in values):
         return 0  # proposals of one step leave together
-    if isinstance(first, StateColumns):
+    if isinstance(first, StateBatch):
         arrays = [(each.starts, each.counts, each.offsets_bytes, each.sequences) for each in values]
-        return StateColumns(
+        return StateBatch(
             first.plane_id, first.width, first.dtype, *(np.concatenate(parts) for parts in zip(*arrays, strict=True))
         )
     return np.concatenate(values) if isinstance(first, np.ndarray) else first
@@ -116,9 +116,9 @@ def _joined_supports(name: str, values: Sequence[Any], parts: Sequence[Any]) -> 
     )
 
 
-def _form_of(part: CommandColumns) -> object:
-    """Form of the columns' hidden states, alike in all that are joined."""
-    if isinstance(part, ExtendColumns):
+def _form_of(part: CommandBatch) -> object:
+    """Form of the arrays' hidden states, alike in all that are joined."""
+    if isinstance(part, ExtendBatch):
         return None if part.states is None else (part.states.plane_id, part.states.width, part.states.dtype)
     if part.is_direct:
         return id(part)  # its answers say so, and no others

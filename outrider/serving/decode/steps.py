@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns, is_batch, one_by_one
+from outrider.batched import CommandBatch, ExtendBatch, ScoreBatch, is_batch, one_by_one
 from outrider.errors import OutriderError
 from outrider.ports import Extend
 from outrider.proposal_channel.pushes import ChainStart
@@ -27,7 +27,7 @@ from outrider.serving.decode.begun import (
     BegunSteps,
     Following,
     ShortenedForward,
-    columns_of,
+    as_batch,
     continue_same,
     rows_after,
 )
@@ -69,7 +69,7 @@ class _Answered:
     """Nothing of its sessions is committed by it, and none waits for an item."""
 
 
-_Parts = tuple[Sequence[Any], CommandColumns | None, Sequence[Any]]
+_Parts = tuple[Sequence[Any], CommandBatch | None, Sequence[Any]]
 
 
 class DecodeBatches:
@@ -104,76 +104,76 @@ class DecodeBatches:
         self._waiting: dict[SessionKey, tuple[WaitingSessions, int]] = {}
         """Waiting place of each session, now or last."""
         self._links = scheduler.plain.links
-        """Links that send columns."""
+        """Links that send arrays."""
 
     # Commands.
 
     def split(self, link_id: int, commands: Sequence[Any]) -> _Parts:
         """The commands of a message that go one by one, what may be one step after them, and commands after that."""
-        if not any(isinstance(command, CommandColumns) for command in commands):
+        if not any(isinstance(command, CommandBatch) for command in commands):
             return commands, None, ()
         if not self._is_enabled:
             return one_by_one(commands), None, ()
         self._links.add(link_id)
         parts = one_by_one(commands, stays=partial(self._may_be_taken, link_id))
-        columns = [command for command in parts if isinstance(command, CommandColumns)]
-        if not columns:
+        batched = [command for command in parts if isinstance(command, CommandBatch)]
+        if not batched:
             return parts, None, ()
-        first = parts.index(columns[0])
-        end = first + len(columns)
+        first = parts.index(batched[0])
+        end = first + len(batched)
         before, after = parts[:first], parts[end:]
-        if any(type(each) is not type(columns[0]) for each in parts[first:end]):
+        if any(type(each) is not type(batched[0]) for each in parts[first:end]):
             return one_by_one(commands), None, ()
-        step = joined(columns)
+        step = joined(batched)
         return (one_by_one(commands), None, ()) if step is None else (before, step, after)
 
-    def _may_be_taken(self, link_id: int, columns: CommandColumns) -> bool:
-        """True if columns may be a step, or ask for what was computed before; cheap to tell of a decode step."""
-        is_known = (link_id, columns.sessions.item(0)) in self._waiting or self._scheduler.plain.has_members
-        return is_batch(columns) and (is_known or any(columns.draft_lengths.tolist()))
+    def _may_be_taken(self, link_id: int, batched: CommandBatch) -> bool:
+        """True if arrays may be a step, or ask for what was computed before; cheap to tell of a decode step."""
+        is_known = (link_id, batched.sessions.item(0)) in self._waiting or self._scheduler.plain.has_members
+        return is_batch(batched) and (is_known or any(batched.draft_lengths.tolist()))
 
-    def take(self, link_id: int, columns: CommandColumns, arrived_ns: int, *, is_free: bool) -> None:
-        """Take columns as a step to be begun next, or item by item. ``is_free``: no forward is in flight."""
-        is_taken = self._claim(link_id, columns, arrived_ns)
+    def take(self, link_id: int, batched: CommandBatch, arrived_ns: int, *, is_free: bool) -> None:
+        """Take arrays as a step to be begun next, or item by item. ``is_free``: no forward is in flight."""
+        is_taken = self._claim(link_id, batched, arrived_ns)
         if is_taken is not None and is_taken.all():
             return
         items: Iterable[Any] | None = None
         if is_taken is not None and is_taken.any():
-            items = [item for item, is_done in zip(columns.items(), is_taken.tolist(), strict=True) if not is_done]
-        found = self._waiting.get((link_id, columns.sessions.item(0))) if items is None else None
+            items = [item for item, is_done in zip(batched.items(), is_taken.tolist(), strict=True) if not is_done]
+        found = self._waiting.get((link_id, batched.sessions.item(0))) if items is None else None
         # Steps that go on by themselves are made one as soon as both have ended.
-        may_wait = isinstance(columns, ScoreColumns) and columns.begins_next and self._running is not None
+        may_wait = isinstance(batched, ScoreBatch) and batched.begins_next and self._running is not None
         if found is not None and (is_free or may_wait) and self.pending is None and self._scheduler.is_free:
             waiting, _ = found
-            step = waiting.find(link_id, columns, arrived_ns)
+            step = waiting.find(link_id, batched, arrived_ns)
             if step is not None and self._is_taken(step):
                 waiting.take(step)
                 self.pending = step
                 return
-        for item in columns.items() if items is None else items:
+        for item in batched.items() if items is None else items:
             self._take_item(link_id, item, arrived_ns)
 
-    def _claim(self, link_id: int, columns: CommandColumns, arrived_ns: int) -> Bools | None:
+    def _claim(self, link_id: int, batched: CommandBatch, arrived_ns: int) -> Bools | None:
         """Answer what was computed before it was asked for; which commands that were, None where none can be."""
-        if isinstance(columns, ExtendColumns):
+        if isinstance(batched, ExtendBatch):
             self._drop_begun_pending()
-            return self._claim_begun(link_id, columns, arrived_ns)
+            return self._claim_begun(link_id, batched, arrived_ns)
         if not self._scheduler.plain.has_members:
             return None
-        answers, is_taken = self._scheduler.take_plain(link_id, columns, arrived_ns)
+        answers, is_taken = self._scheduler.take_plain(link_id, batched, arrived_ns)
         self._outputs.put_plain(answers)
         return is_taken
 
-    def _claim_begun(self, link_id: int, columns: ExtendColumns, arrived_ns: int) -> Bools | None:
-        claims = self._begun.claim(link_id, columns)
+    def _claim_begun(self, link_id: int, batched: ExtendBatch, arrived_ns: int) -> Bools | None:
+        claims = self._begun.claim(link_id, batched)
         if not claims:
             return None
-        is_taken: Bools = np.zeros(len(columns), dtype=np.bool_)
+        is_taken: Bools = np.zeros(len(batched), dtype=np.bool_)
         for begun, rows, places in claims:
             is_taken[rows] = True
-            own, generations = begun.step.own.selected(np.array(places)), columns.generations[rows].tolist()
+            own, generations = begun.step.own.selected(np.array(places)), batched.generations[rows].tolist()
             bases, counts = begun.step.bases[places].tolist(), begun.answers.counts[places].tolist()
-            lengths = columns.draft_lengths[rows].tolist(), begun.step.draft_lengths[places].tolist()
+            lengths = batched.draft_lengths[rows].tolist(), begun.step.draft_lengths[places].tolist()
             heads = zip(own.sessions, generations, bases, counts, *lengths, strict=True)
             for session, generation, base, count, asked, length in heads:
                 session.generation, session.used_ns = generation, arrived_ns
@@ -185,7 +185,7 @@ class DecodeBatches:
                 waiting, row = self._waiting[session.key]
                 waiting.claim(row, generation, base)
             self._scheduler.note_claimed(own.keys, arrived_ns)
-            self._outputs.put_claimed(begun, columns, rows, places, arrived_ns)
+            self._outputs.put_claimed(begun, batched, rows, places, arrived_ns)
         return is_taken
 
     def start_chains(self, link_id: int, start: ChainStart) -> None:
@@ -234,18 +234,18 @@ class DecodeBatches:
             return False
         if step is self.drafts.running or step is self._guesses.running:
             return False
-        columns = commands[0]
-        if not (isinstance(columns, ExtendColumns) and continue_same(columns, step.columns)):
+        batched = commands[0]
+        if not (isinstance(batched, ExtendBatch) and continue_same(batched, step.batched)):
             return False
-        step.columns, step.arrived_ns, step.is_asked = columns, arrived_ns, True
+        step.batched, step.arrived_ns, step.is_asked = batched, arrived_ns, True
         self._waiting[next(iter(step.keys))][0].take(step)
         self._note_asked(step)
         self._stats.num_lookahead_used += len(step)
-        lengths = zip(step.keys, columns.draft_lengths.tolist(), step.draft_lengths.tolist(), strict=True)
+        lengths = zip(step.keys, batched.draft_lengths.tolist(), step.draft_lengths.tolist(), strict=True)
         self._wanted.update({key: asked for key, asked, begun in lengths if asked > begun})
-        if (columns.draft_lengths < step.draft_lengths).any():
+        if (batched.draft_lengths < step.draft_lengths).any():
             truncate = partial(self._truncate_held, step.sessions)
-            batch.forward = ShortenedForward(batch.forward, columns.draft_lengths, truncate)
+            batch.forward = ShortenedForward(batch.forward, batched.draft_lengths, truncate)
         return True
 
     def _truncate_held(self, sessions: Sequence[Session[Any]], lengths: Sequence[int]) -> None:
@@ -267,15 +267,15 @@ class DecodeBatches:
         waiting, _ = self._waiting.get(rows[0].session.key, (None, 0))
         if waiting is None or not self._scheduler.is_free:
             return None
-        step = waiting.find(link_id, columns_of(rows), arrived_ns, is_asked=False)
+        step = waiting.find(link_id, as_batch(rows), arrived_ns, is_asked=False)
         return step if step is not None and self._is_taken(step) else None
 
     def _is_taken(self, step: DecodeBatch) -> bool:
-        return self._scheduler.takes_decode_batch(step) and self._executor.takes_columns(step)
+        return self._scheduler.takes_decode_batch(step) and self._executor.takes_batch(step)
 
-    def expect(self, link_id: int, columns: ScoreColumns) -> None:
-        """Plan the step of columns whose draft tokens are still to come, if it could be begun now."""
-        found = self._waiting.get((link_id, columns.sessions.item(0)))
+    def expect(self, link_id: int, batched: ScoreBatch) -> None:
+        """Plan the step of arrays whose draft tokens are still to come, if it could be begun now."""
+        found = self._waiting.get((link_id, batched.sessions.item(0)))
         if (
             found is None
             or self.pending is not None
@@ -284,7 +284,7 @@ class DecodeBatches:
         ):
             return
         waiting, _ = found
-        step = waiting.find(link_id, columns, 0)
+        step = waiting.find(link_id, batched, 0)
         if step is not None and self._scheduler.takes_decode_batch(step):
             self._expected.plan(step, waiting)
 
@@ -299,7 +299,7 @@ class DecodeBatches:
         return True
 
     def touch(self, key: SessionKey) -> None:
-        """Invalidate a session's step: something else than columns comes for it, or it ends."""
+        """Invalidate a session's step: something else than arrays comes for it, or it ends."""
         self._begun.forget(key)
         self.ahead.forget(key)
         self.drafts.forget(key)
@@ -369,7 +369,7 @@ class DecodeBatches:
     def give_up(self, batch: Batch, output: ExecutorOutput[Any]) -> bool:
         """Serve the claims of a step that was begun by itself and has failed as items; False for any other step."""
         step = batch.decode
-        if step is None or step.is_asked or not isinstance(step.columns, ScoreColumns):
+        if step is None or step.is_asked or not isinstance(step.batched, ScoreBatch):
             return False
         self._running = None
         if output.settle is not None:
@@ -391,7 +391,7 @@ class DecodeBatches:
 
     def start(self, batch: Batch, step: DecodeBatch) -> None:
         """Start the forward, then note for each session that it runs."""
-        if not self._executor.truncates_columns:
+        if not self._executor.truncates_batch:
             self._sessions.truncate(step.sessions, step.kept.tolist())
         batch.forward = self._executor.start_step(step)
         self._running = batch
@@ -405,7 +405,7 @@ class DecodeBatches:
         if self.ahead.has_any:
             for key in step.keys:
                 self.ahead.forget(key)
-        for session, generation in zip(step.sessions, step.columns.generations.tolist(), strict=True):
+        for session, generation in zip(step.sessions, step.batched.generations.tolist(), strict=True):
             session.generation, session.used_ns = generation, step.arrived_ns
         self._scheduler.note_decode_batch(step)
 
@@ -415,25 +415,25 @@ class DecodeBatches:
         forward = ForwardRecord(
             batch.started_ns, output.computed_ns, ended_ns, len(step), step.num_tokens, output.used_graph
         )
-        columns = output.columns
-        if columns is None:
+        batched = output.batched
+        if batched is None:
             raise TypeError("answers that are no columns go one by one")
         is_pushed = step is self.drafts.running or step is self._guesses.running
         self._answered = _Answered(step, batch, forward, step.bases.tolist(), output.settle, is_pushed)
         if step is self.drafts.running:
-            return self.drafts.finish(step, columns)
+            return self.drafts.finish(step, batched)
         if step is self._guesses.running:
-            self._guesses.finish(step, columns, forward)
+            self._guesses.finish(step, batched, forward)
             return []
-        if not step.is_asked and isinstance(step.columns, ScoreColumns):
-            return self.ahead.finish(step, columns, forward)
+        if not step.is_asked and isinstance(step.batched, ScoreBatch):
+            return self.ahead.finish(step, batched, forward)
         if not step.is_asked:
-            self._begun.hold(step, columns, forward)
+            self._begun.hold(step, batched, forward)
             return []
-        if isinstance(step.columns, ScoreColumns) and step.columns.begins_next:
-            columns = replace(columns, draft_token_ids=step.columns.draft_token_ids)
-            columns = self.ahead.go_on(step.link_id, columns, step.columns.channel)
-        return self._outputs.columns_message(step, columns, forward, step.columns.trace_parents)
+        if isinstance(step.batched, ScoreBatch) and step.batched.begins_next:
+            batched = replace(batched, draft_token_ids=step.batched.draft_token_ids)
+            batched = self.ahead.go_on(step.link_id, batched, step.batched.channel)
+        return self._outputs.batch_message(step, batched, forward, step.batched.trace_parents)
 
     def split_all(self) -> None:
         """Have requests for all that was asked, and expect no step."""
@@ -449,7 +449,7 @@ class DecodeBatches:
             return
         step, self._running, batch.decode = batch.decode, None, None
         scheduled: ScheduledTokens = []
-        items: list[Any] = list(step.columns.items())
+        items: list[Any] = list(step.batched.items())
         for session, item in zip(step.sessions, items, strict=True):
             request: AnyRequest = Request(session, item, RunningJob(), step.arrived_ns, is_asked=step.is_asked)
             request.status = RequestStatus.RUNNING
@@ -468,7 +468,7 @@ class DecodeBatches:
         if step is not None:
             if step.plan is not None:
                 self._executor.forget_plan(step.plan)
-            for item in step.columns.items():
+            for item in step.batched.items():
                 self._take_item(step.link_id, item, step.arrived_ns)
 
     # When answers have left.

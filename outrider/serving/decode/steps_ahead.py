@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import U1, U4, U8, AnswerColumns, CommandColumns, ScoreColumns, one_by_one
+from outrider.batched import U1, U4, U8, AnswerBatch, CommandBatch, ScoreBatch, one_by_one
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import Score
 from outrider.proposal_channel.pushes import Pushes
@@ -48,7 +48,7 @@ class NextStep:
     is_claimed: bool = False
     trace_parent: str = ""
     """Trace parent of its claim."""
-    held: tuple[DecodeBatch, AnswerColumns[Any], ForwardRecord, int] | None = None
+    held: tuple[DecodeBatch, AnswerBatch[Any], ForwardRecord, int] | None = None
     """Answers that nothing had claimed when they were there, and the place of this session's."""
 
 
@@ -97,7 +97,7 @@ class StepsAhead:
                 self._pushed[link_id, number] = base, token_ids
                 self._silent.discard((link_id, number))
 
-    def go_on(self, link_id: int, answers: AnswerColumns[Any], channel: int) -> AnswerColumns[Any]:
+    def go_on(self, link_id: int, answers: AnswerBatch[Any], channel: int) -> AnswerBatch[Any]:
         """Have the steps due that follow from scores that leave, which say so then."""
         verdicts = verdicts_on(answers)
         if verdicts is None:
@@ -147,7 +147,7 @@ class StepsAhead:
         drafts = [self._drafts_for(each) for each in rows]
         kept = np.array([each.num_kept_tokens for each in rows], dtype=np.int64)
         lengths = np.array([len(each) for each in drafts], dtype=np.int64)
-        columns = ScoreColumns(
+        batched = ScoreBatch(
             np.array([each.session.open.session for each in rows], dtype=U8),
             np.array([each.session.generation for each in rows], dtype=U8),
             kept.astype(U4),
@@ -161,8 +161,8 @@ class StepsAhead:
             begins_next=True,
         )
         own = self._last.of([each.session for each in rows])
-        step = DecodeBatch(link_id, columns, own, kept, kept + 1, lengths, now_ns, is_asked=False)
-        return step if self._scheduler.takes_decode_batch(step) and self._executor.takes_columns(step) else None
+        step = DecodeBatch(link_id, batched, own, kept, kept + 1, lengths, now_ns, is_asked=False)
+        return step if self._scheduler.takes_decode_batch(step) and self._executor.takes_batch(step) else None
 
     def _drafts_for(self, step: NextStep) -> list[int]:
         key = step.session.key
@@ -188,11 +188,11 @@ class StepsAhead:
         self._outputs.put_messages(self._answer_held(claimed))
         return left
 
-    def _has_no_claims(self, link_id: int, columns: CommandColumns) -> bool:
-        if not isinstance(columns, ScoreColumns) or any(columns.draft_lengths.tolist()):
+    def _has_no_claims(self, link_id: int, batched: CommandBatch) -> bool:
+        if not isinstance(batched, ScoreBatch) or any(batched.draft_lengths.tolist()):
             return True
         begun = self._due.keys() | self._running.keys() | self._held.keys()
-        return begun.isdisjoint([(link_id, number) for number in columns.sessions.tolist()])
+        return begun.isdisjoint([(link_id, number) for number in batched.sessions.tolist()])
 
     def _claim(self, key: SessionKey, item: Score, arrived_ns: int) -> NextStep | None:
         step = self._due.get(key) or self._running.get(key) or self._held.get(key)
@@ -230,7 +230,7 @@ class StepsAhead:
             and item.prefix_hash == self._sessions.prefix_hash(step.session, kept)
         )
 
-    def finish(self, step: DecodeBatch, answers: AnswerColumns[Any], forward: ForwardRecord) -> Messages:
+    def finish(self, step: DecodeBatch, answers: AnswerBatch[Any], forward: ForwardRecord) -> Messages:
         """Answer the sessions that have claimed a step that has ended, and keep the answers of the others."""
         running, self._running = self._running, {}
         claimed: dict[int, NextStep] = {}
@@ -248,24 +248,24 @@ class StepsAhead:
     def _told(
         self,
         step: DecodeBatch,
-        answers: AnswerColumns[Any],
+        answers: AnswerBatch[Any],
         forward: ForwardRecord,
         claimed: Mapping[int, NextStep],
     ) -> Messages:
         """``claimed``: by place in the step, in its order."""
-        channel = step.columns.channel
+        channel = step.batched.channel
         chosen: NDArray[np.intp] = np.array(list(claimed), dtype=np.intp)
-        drafts = step.columns.draft_token_ids if isinstance(step.columns, ScoreColumns) else None
+        drafts = step.batched.draft_token_ids if isinstance(step.batched, ScoreBatch) else None
         answers = replace(answers, draft_token_ids=drafts)
         if len(claimed) < len(step):
             answers = answers.selected(chosen)
         generations = [each.session.generation for each in claimed.values()]
         answers = replace(answers, generations=np.array(generations, dtype=U8))
-        columns: Any = step.columns
-        columns = replace(columns, draft_token_ids=answers.draft_token_ids)
+        batched: Any = step.batched
+        batched = replace(batched, draft_token_ids=answers.draft_token_ids)
         answers = self.go_on(step.link_id, answers, channel)
         parents = [each.trace_parent for each in claimed.values()]
-        return self._outputs.columns_message(replace(step, columns=columns), answers, forward, parents)
+        return self._outputs.batch_message(replace(step, batched=batched), answers, forward, parents)
 
     def forget(self, key: SessionKey) -> None:
         """A session asks for something else, or ends."""

@@ -1,4 +1,4 @@
-"""Waiting sessions: those that were answered, against which columns of their next items are checked.
+"""Waiting sessions: those that were answered, against which arrays of their next items are checked.
 
 They are put down when their answers have left, while the device of somebody else computes. Owns what the next item may
 keep of a session's text; what it may ask for is the executor's.
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import CommandColumns
+from outrider.batched import CommandBatch
 from outrider.prefix_hash import chain_size
 from outrider.serving.decode.sessions import RunningSessions
 from outrider.serving.decode.step import DecodeBatch
@@ -53,18 +53,18 @@ class WaitingSessions:
             self._all_chains = b"".join(self._chains)
 
     def find(
-        self, link_id: int, columns: CommandColumns, arrived_ns: int, *, is_asked: bool = True
+        self, link_id: int, batched: CommandBatch, arrived_ns: int, *, is_asked: bool = True
     ) -> DecodeBatch | None:
-        """The step that columns ask for; None unless all their sessions wait here, the items are newer than what was
+        """The step that arrays ask for; None unless all their sessions wait here, the items are newer than what was
         answered, and they keep text that these have. Not ``is_asked``: they are known to do so.
         """
-        places = self._places_of(columns)
-        if places is None or (is_asked and not self._keep_their_text(columns, places)):
+        places = self._places_of(batched)
+        if places is None or (is_asked and not self._keep_their_text(batched, places)):
             return None
         own = self._own if places is _ALL else self._own.selected(np.array(places, dtype=np.intp))
-        kept, lengths = columns.num_kept_tokens.astype(np.int64), columns.draft_lengths.astype(np.int64)
-        bases = kept + columns.counts
-        return DecodeBatch(link_id, columns, own, kept, bases, lengths, arrived_ns, is_asked=is_asked)
+        kept, lengths = batched.num_kept_tokens.astype(np.int64), batched.draft_lengths.astype(np.int64)
+        bases = kept + batched.counts
+        return DecodeBatch(link_id, batched, own, kept, bases, lengths, arrived_ns, is_asked=is_asked)
 
     def take(self, step: DecodeBatch) -> None:
         """The sessions of a step that ``find`` has found wait no more."""
@@ -76,16 +76,16 @@ class WaitingSessions:
             for key in step.keys:
                 self._is_here[places[key]] = False
 
-    def _places_of(self, columns: CommandColumns) -> Places | None:
+    def _places_of(self, batched: CommandBatch) -> Places | None:
         """Place of each session; None unless all are here, once."""
-        if self._are_all_here and columns.sessions.tobytes() == self._own.number_bytes:  # as nearly always
+        if self._are_all_here and batched.sessions.tobytes() == self._own.number_bytes:  # as nearly always
             return _ALL
         known = self._own.places
-        places = [known.get(number, -1) for number in columns.sessions.tolist()]
+        places = [known.get(number, -1) for number in batched.sessions.tolist()]
         is_here = min(places) >= 0 and all(map(self._is_here.__getitem__, places))
         return places if is_here and len(set(places)) == len(places) else None
 
-    def _keep_their_text(self, columns: CommandColumns, places: Places) -> bool:
+    def _keep_their_text(self, batched: CommandBatch, places: Places) -> bool:
         """True if every item is new, keeps what was committed, no more than is held, and names the text that it is. A
         session that was answered since then, as plain steps are, has committed more.
 
@@ -95,7 +95,7 @@ class WaitingSessions:
         if places is not _ALL:
             generations, bases = [generations[place] for place in places], [bases[place] for place in places]
             rests, sessions = [rests[place] for place in places], [sessions[place] for place in places]
-        asked = columns.generations.tolist(), columns.num_kept_tokens.tolist(), columns.rests.tolist()
+        asked = batched.generations.tolist(), batched.num_kept_tokens.tolist(), batched.rests.tolist()
         is_known = True
         rows = zip(*asked, sessions, generations, bases, rests, strict=True)
         for generation, kept, rest, session, answered, base, own in rows:
@@ -103,20 +103,20 @@ class WaitingSessions:
                 return False
             is_known = is_known and kept - base < len(own) and own[kept - base] == rest
         if is_known:
-            return columns.chains == (
+            return batched.chains == (
                 self._all_chains if places is _ALL else b"".join([self._chains[place] for place in places])
             )
-        return self._are_their_texts(columns, range(len(bases)) if places is _ALL else places)
+        return self._are_their_texts(batched, range(len(bases)) if places is _ALL else places)
 
-    def _are_their_texts(self, columns: CommandColumns, places: Sequence[int]) -> bool:
+    def _are_their_texts(self, batched: CommandBatch, places: Sequence[int]) -> bool:
         """True if all keep the texts whose hashes they bring, hashed again: some end past a block."""
         start = 0
-        heads = zip(places, columns.num_kept_tokens.tolist(), columns.rests.tolist(), strict=True)
+        heads = zip(places, batched.num_kept_tokens.tolist(), batched.rests.tolist(), strict=True)
         for place, length, rest in heads:
             session, stop = self._own.sessions[place], start + chain_size(length)
             if length > session.sequence.length:
                 return False
-            if self._table.prefix_hash(session, length) != (columns.chains[start:stop], rest):
+            if self._table.prefix_hash(session, length) != (batched.chains[start:stop], rest):
                 return False
             start = stop
-        return start == len(columns.chains)
+        return start == len(batched.chains)

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from outrider.columns import ScoreAhead
+from outrider.batched import ScoreAhead
 from outrider.ports import (
     ChannelCommand,
     ChannelEvent,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from outrider.columns import ScoreAhead, ScoreColumns, num_items, one_by_one
+from outrider.batched import ScoreAhead, ScoreBatch, num_items, one_by_one
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
 from outrider.proposal_channel.pushes import ChainStart, Pushes
@@ -73,8 +73,8 @@ class Core(Protocol[CommandT_contra, EventT]):
         """Process one message of a link; computes nothing."""
         ...
 
-    def expect(self, link_id: int, columns: ScoreColumns) -> None:
-        """Prepare for a message that brings the draft tokens of these columns; computes nothing, answers nothing."""
+    def expect(self, link_id: int, batched: ScoreBatch) -> None:
+        """Prepare for a message that brings the draft tokens of these arrays; computes nothing, answers nothing."""
         ...
 
     def begin(self, link_id: int, said: Verdicts | ChainStart | Pushes, *, is_idle: bool = True) -> None:
@@ -139,7 +139,7 @@ class _Message(Generic[CommandT, EventT]):
     link: LocalLink[CommandT, EventT]
     commands: tuple[CommandT, ...]
     num_items: int
-    """Commands, those of columns counted one by one."""
+    """Commands, those of arrays counted one by one."""
     arrived_ns: int
 
 
@@ -337,7 +337,7 @@ class EngineThread(Generic[CommandT, EventT]):
 
     def _send_verdicts(self, messages: Any) -> Any:  # noqa: ANN401 - by link
         return [
-            (link_id, self._channels.send(link_id, batch) if batch.columns else batch) for link_id, batch in messages
+            (link_id, self._channels.send(link_id, batch) if batch.batched else batch) for link_id, batch in messages
         ]
 
     def note_read(self) -> None:
@@ -361,16 +361,16 @@ class EngineThread(Generic[CommandT, EventT]):
             self._core.handle(link.link_id, commands, arrived_ns=message.arrived_ns)
         for command in beside:
             if isinstance(command, ScoreAhead) and not self._has_arrived():  # else there is no time left for it
-                self._core.expect(link.link_id, command.columns)
+                self._core.expect(link.link_id, command.batched)
 
     def _handle_beside(self, link: LocalLink[CommandT, EventT], command: Any) -> None:  # noqa: ANN401 - of a plane or channel
         def tell(event: Any) -> None:  # noqa: ANN401 - of no session, so none of EventT
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 link.deliver(EventBatch((event,)))
 
-        def submit(columns: Any) -> None:  # noqa: ANN401 - a command
+        def submit(batched: Any) -> None:  # noqa: ANN401 - a command
             # Not counted among what the link has sent: it was asked for by a command that was.
-            self._inbox.put(_Message(link, (columns,), 0, time.perf_counter_ns()))
+            self._inbox.put(_Message(link, (batched,), 0, time.perf_counter_ns()))
 
         if type(command) in CHANNEL_COMMANDS:
             self._channels.handle(link.link_id, command, tell, submit)
@@ -387,9 +387,9 @@ class EngineThread(Generic[CommandT, EventT]):
         link = self._links.get(link_id)
         if link is None:
             return
-        if batch.columns:
+        if batch.batched:
             batch = self._channels.send(link_id, batch)
-            if not batch.columns and not batch.events:  # pushes alone
+            if not batch.batched and not batch.events:  # pushes alone
                 return
         try:
             link.deliver(batch)

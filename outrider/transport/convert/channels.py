@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from outrider import ports
 from outrider.addresses import form_problem
-from outrider.columns import U8, ScoreAhead
+from outrider.batched import U8, ScoreAhead
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_COMMANDS
 from outrider.planes import PlaneOffer
-from outrider.transport.convert.column_bytes import array_bytes, from_bytes, num_rows
+from outrider.transport.convert.packed_arrays import array_bytes, from_bytes, num_rows
 from outrider.transport.convert.reading import shortened
 from outrider.transport.convert.step_commands import scores_from_proto, write_step_commands
 from outrider.transport.convert.tensors import check_id
@@ -88,20 +88,20 @@ def channel_state_from_proto(message: channel_pb2.ProposalChannelState) -> ports
 
 def write_score_ahead(message: pb.ScoreAhead, command: ScoreAhead) -> None:
     """Write scores that wait for proposals into an empty message."""
-    write_step_commands(message.columns, command.columns)
+    write_step_commands(message.batched, command.batched)
     message.channel = command.channel
     message.proposal_generations = array_bytes(command.proposals, U8)
 
 
 def score_ahead_from_proto(message: pb.ScoreAhead) -> ScoreAhead:
-    """Scores that wait for proposals; ``ProtocolError`` for columns that do not fit each other, or beyond limits,
+    """Scores that wait for proposals; ``ProtocolError`` for arrays that do not fit each other, or beyond limits,
     ``InvalidRequestError`` for too many sessions.
     """
-    LINK_COMMANDS.check("score_ahead", num_rows(message.columns))
-    if message.columns.draft_token_ids or message.columns.support_counts or message.columns.support_token_ids:
+    LINK_COMMANDS.check("score_ahead", num_rows(message.batched))
+    if message.batched.draft_token_ids or message.batched.support_counts or message.batched.support_token_ids:
         raise ProtocolError("score_ahead: draft_token_ids and supports are brought by the proposals")
-    columns = scores_from_proto(message.columns, are_ahead=True)
-    size = columns.sessions.size
+    batched = scores_from_proto(message.batched, are_ahead=True)
+    size = batched.sessions.size
     return ScoreAhead(
-        columns, message.channel, from_bytes("proposal_generations", message.proposal_generations, U8, size)
+        batched, message.channel, from_bytes("proposal_generations", message.proposal_generations, U8, size)
     )

@@ -1,6 +1,6 @@
 """``link.proto``: messages to draft and target.
 
-A message is a list of commands in order. Those of a step are columns, the others are items of one session or of none.
+A message is a list of commands in order. Those of a step are arrays, the others are items of one session or of none.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from outrider import ports
-from outrider.columns import CommandColumns, ExtendColumns, ScoreAhead, ScoreColumns
+from outrider.batched import CommandBatch, ExtendBatch, ScoreAhead, ScoreBatch
 from outrider.errors import ProtocolError
-from outrider.item_columns import columns_of_commands
+from outrider.item_batch import batch_of_commands
 from outrider.limits import ANY_MODEL, LINK_COMMANDS, ModelLimits
 from outrider.transport.convert.bounds import check_prepare
 from outrider.transport.convert.channels import (
@@ -25,9 +25,9 @@ from outrider.transport.convert.channels import (
     score_ahead_from_proto,
     write_score_ahead,
 )
-from outrider.transport.convert.column_bytes import num_rows
 from outrider.transport.convert.opening import open_from_proto, open_to_proto
 from outrider.transport.convert.order import in_runs
+from outrider.transport.convert.packed_arrays import num_rows
 from outrider.transport.convert.reading import Readers, command_within, out_of_range_breaks_the_contract, read_one_of
 from outrider.transport.convert.step_commands import extends_from_proto, scores_from_proto, write_step_commands
 from outrider.transport.convert.tensors import (
@@ -66,7 +66,7 @@ def draft_commands_to_proto(commands: Sequence[Any]) -> pb.DraftCommands:
     """One message to a draft; ``ProtocolError`` if a value does not fit its field, or a draft has no such command."""
     message = pb.DraftCommands()
     with out_of_range_breaks_the_contract():
-        _write_commands(message, commands, "draft", ExtendColumns)
+        _write_commands(message, commands, "draft", ExtendBatch)
     return message
 
 
@@ -74,7 +74,7 @@ def target_commands_to_proto(commands: Sequence[Any]) -> pb.TargetCommands:
     """One message to a target; ``ProtocolError`` if a value does not fit its field, or a target has no such command."""
     message = pb.TargetCommands()
     with out_of_range_breaks_the_contract():
-        _write_commands(message, commands, "target", ScoreColumns)
+        _write_commands(message, commands, "target", ScoreBatch)
     return message
 
 
@@ -93,24 +93,24 @@ def _write_commands(message: Any, commands: Sequence[Any], role: str, steps: typ
     for before, run, after in in_runs(commands, _STEPS):
         for command in before:
             write_item(command)
-        for columns in _columns_of(run):
-            if not isinstance(columns, steps):
-                raise ProtocolError(f"{type(columns).__name__} are no commands to a {role}")
-            write_step_commands(add().steps, columns)
+        for batched in _batch_of(run):
+            if not isinstance(batched, steps):
+                raise ProtocolError(f"{type(batched).__name__} are no commands to a {role}")
+            write_step_commands(add().steps, batched)
         for command in after:
             write_item(command)
 
 
-def _columns_of(run: Sequence[Any]) -> list[CommandColumns]:
+def _batch_of(run: Sequence[Any]) -> list[CommandBatch]:
     """Columns of a run: those that it has, then the single commands."""
-    columns = [command for command in run if isinstance(command, CommandColumns)]
-    items = [command for command in run if not isinstance(command, CommandColumns)]
-    return [*columns, *columns_of_commands(items)] if items else columns
+    batched = [command for command in run if isinstance(command, CommandBatch)]
+    items = [command for command in run if not isinstance(command, CommandBatch)]
+    return [*batched, *batch_of_commands(items)] if items else batched
 
 
 def draft_commands_from_proto(message: pb.DraftCommands, model: ModelLimits = ANY_MODEL) -> tuple[Any, ...]:
-    """One message to a draft: values of ``ports``, ``Rejected`` among them, and columns; ``ProtocolError`` for an
-    unknown command or malformed columns, ``InvalidRequestError`` for too many commands.
+    """One message to a draft: values of ``ports``, ``Rejected`` among them, and arrays; ``ProtocolError`` for an
+    unknown command or malformed arrays, ``InvalidRequestError`` for too many commands.
 
     ``model`` limits the sizes of a session's fields.
     """
@@ -139,7 +139,7 @@ def _read_commands(message: Any, model: ModelLimits, read_steps: Any, readers: R
     return tuple(found)
 
 
-_STEPS = (ports.Extend, ports.Score, ExtendColumns, ScoreColumns)
+_STEPS = (ports.Extend, ports.Score, ExtendBatch, ScoreBatch)
 _COMMON_WRITERS: dict[type, Any] = {
     ports.Open: lambda message, command: message.open.CopyFrom(open_to_proto(command)),
     ports.Release: lambda message, command: message.release.CopyFrom(release_to_proto(command)),

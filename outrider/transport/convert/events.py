@@ -1,6 +1,6 @@
 """``link.proto``: messages from draft and target.
 
-A message is a list of events in order. Answers are columns, the others are items of one session or of none.
+A message is a list of events in order. Answers are arrays, the others are items of one session or of none.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from outrider import ports
-from outrider.columns import AnswerColumns
+from outrider.batched import AnswerBatch
 from outrider.errors import ProtocolError
-from outrider.item_columns import columns_of_answers
+from outrider.item_batch import batch_of_answers
 from outrider.limits import LINK_ITEMS, LONGEST_RETRY_DELAY_MS, LONGEST_STAGE_NS
 from outrider.transport.convert.arrays import Fetch, Place, fetch_nothing, place_nothing
 from outrider.transport.convert.channels import (
@@ -21,8 +21,8 @@ from outrider.transport.convert.channels import (
     channel_state_from_proto,
     channel_state_to_proto,
 )
-from outrider.transport.convert.column_bytes import num_rows
 from outrider.transport.convert.order import in_runs
+from outrider.transport.convert.packed_arrays import num_rows
 from outrider.transport.convert.reading import (
     Readers,
     event_within,
@@ -197,8 +197,8 @@ def _write_events(message: Any, batch: ports.EventBatch[Any], place: Place, writ
     with out_of_range_breaks_the_contract():
         if batch.events:
             _write_single(add, batch, place, write)
-        for columns in batch.columns:
-            write_step_answers(add().answers, columns, place)
+        for batched in batch.batched:
+            write_step_answers(add().answers, batched, place)
 
 
 def _write_single(
@@ -209,8 +209,8 @@ def _write_single(
         for event in before:
             write(add(), event)
         own = [timings[id(answer)] for answer in answers] if timings else ()
-        for columns in columns_of_answers(answers, own) if answers else ():
-            write_step_answers(add().answers, columns, place)
+        for batched in batch_of_answers(answers, own) if answers else ():
+            write_step_answers(add().answers, batched, place)
         for event in after:
             write(add(), event)
 
@@ -218,7 +218,7 @@ def _write_single(
 def draft_events_from_proto(
     message: pb.DraftEvents, fetch: Fetch = fetch_nothing
 ) -> ports.EventBatch[ports.DraftEvent]:
-    """One message from a draft; ``ProtocolError`` for unknown or too many events, or malformed columns."""
+    """One message from a draft; ``ProtocolError`` for unknown or too many events, or malformed arrays."""
     return _read_events(message, partial(proposals_from_proto, fetch=fetch), _DRAFT_READERS)
 
 
@@ -230,11 +230,11 @@ def target_events_from_proto(
 
 
 def _read_events(
-    message: pb.DraftEvents | pb.TargetEvents, read_answers: Callable[[Any], AnswerColumns[Any]], readers: Readers
+    message: pb.DraftEvents | pb.TargetEvents, read_answers: Callable[[Any], AnswerBatch[Any]], readers: Readers
 ) -> ports.EventBatch[Any]:
-    """Answers behind all other events stay columns, unless they have details; the rest become events, in order."""
+    """Answers behind all other events stay arrays, unless they have details; the rest become events, in order."""
     found: list[tuple[Any, ports.ItemTiming | None]] = []
-    columns: list[AnswerColumns[Any]] = []
+    batched: list[AnswerBatch[Any]] = []
     num_events = len(message.events)
     _check_num_events(num_events)
     num_others = sum([not event.HasField("answers") for event in message.events])
@@ -247,16 +247,16 @@ def _read_events(
         _check_num_events(num_events)
         answers = read_answers(event.answers)
         if answers.details is None and not num_others:
-            columns.append(answers)
+            batched.append(answers)
         else:
             places = range(len(answers.sessions))
             found += zip(answers.events(places), answers.timings(places), strict=True)
     report = report_from_proto(message.report) if message.HasField("report") else None
     if not found:
-        return ports.EventBatch((), report, (), tuple(columns))
+        return ports.EventBatch((), report, (), tuple(batched))
     timings: tuple[Any, ...] = tuple([timing for _, timing in found])
     return ports.EventBatch(
-        tuple([event for event, _ in found]), report, timings if any(timings) else (), tuple(columns)
+        tuple([event for event, _ in found]), report, timings if any(timings) else (), tuple(batched)
     )
 
 

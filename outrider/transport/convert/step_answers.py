@@ -1,6 +1,6 @@
-"""``link.proto``: proposals and scores as columns.
+"""``link.proto``: proposals and scores as arrays.
 
-The lengths of all columns are checked against each other before anything is made of them, and a row beyond a limit is
+The lengths of all arrays are checked against each other before anything is made of them, and a row beyond a limit is
 a ``ProtocolError`` of its link.
 """
 
@@ -12,23 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import (
+from outrider.batched import (
     F4,
     I4,
     NUMBERS_IN_A_TIMING,
     U1,
     U4,
     U8,
-    AnswerColumns,
+    AnswerBatch,
     Column,
-    SupportColumns,
+    SupportBatch,
     token_scores,
 )
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_FIELDS, LINK_POSITIONS, LINK_SUPPORT_IDS
 from outrider.ports import Proposal
 from outrider.transport.convert.arrays import Fetch, Place
-from outrider.transport.convert.column_bytes import array_bytes, check_largest, from_bytes, sums_by_row, total
+from outrider.transport.convert.packed_arrays import array_bytes, check_largest, from_bytes, sums_by_row, total
 from outrider.transport.convert.step_details import (
     read_logprobs,
     read_proposal_details,
@@ -36,13 +36,13 @@ from outrider.transport.convert.step_details import (
     write_details,
     write_logprobs,
 )
-from outrider.transport.convert.tensors import state_columns_from_proto, write_state_columns
+from outrider.transport.convert.tensors import state_batch_from_proto, write_state_batch
 from outrider.v1 import link_pb2 as pb
 
 _NO_IDS = np.zeros(0, dtype=np.int32)
 
 
-def write_step_answers(message: pb.StepAnswers, answers: AnswerColumns[Any], place: Place) -> None:
+def write_step_answers(message: pb.StepAnswers, answers: AnswerBatch[Any], place: Place) -> None:
     """Write answers into an empty message. ``place``: where whole rows of probabilities are put."""
     message.sessions = array_bytes(answers.sessions, U8)
     message.generations = array_bytes(answers.generations, U8)
@@ -54,7 +54,7 @@ def write_step_answers(message: pb.StepAnswers, answers: AnswerColumns[Any], pla
     if answers.is_sparse:
         _write_sparse(message, answers)
     if answers.states is not None:
-        write_state_columns(message.states, answers.states)
+        write_state_batch(message.states, answers.states)
     if answers.channel:
         message.channel = answers.channel
     if answers.draft_token_ids is not None:
@@ -67,7 +67,7 @@ def write_step_answers(message: pb.StepAnswers, answers: AnswerColumns[Any], pla
         write_logprobs(message.details, answers.logprobs)
 
 
-def _write_sparse(message: pb.StepAnswers, answers: AnswerColumns[Any]) -> None:
+def _write_sparse(message: pb.StepAnswers, answers: AnswerBatch[Any]) -> None:
     message.form = pb.ANSWER_FORM_SPARSE
     masses, supports = answers.outside_masses, answers.supports
     if masses is not None:
@@ -82,13 +82,13 @@ def _write_sparse(message: pb.StepAnswers, answers: AnswerColumns[Any]) -> None:
         message.support_sizes = array_bytes(supports.counts, U4)
 
 
-def proposals_from_proto(message: pb.StepAnswers, fetch: Fetch) -> AnswerColumns[Any]:
-    """Convert proposals; ``ProtocolError`` for columns that do not fit each other or are beyond a limit."""
+def proposals_from_proto(message: pb.StepAnswers, fetch: Fetch) -> AnswerBatch[Any]:
+    """Convert proposals; ``ProtocolError`` for arrays that do not fit each other or are beyond a limit."""
     sessions, generations, base_lengths, counts = _heads(message)
     each: list[int] = counts.tolist()  # less than a hundred numbers, mostly: reductions of arrays take longer
     check_largest("counts", max(each), LINK_DRAFT_TOKEN_IDS)
     is_sparse = message.form == pb.ANSWER_FORM_SPARSE
-    return AnswerColumns(
+    return AnswerBatch(
         sessions,
         generations,
         base_lengths,
@@ -102,14 +102,14 @@ def proposals_from_proto(message: pb.StepAnswers, fetch: Fetch) -> AnswerColumns
     )
 
 
-def scores_from_proto(message: pb.StepAnswers, fetch: Fetch) -> AnswerColumns[Any]:
-    """Convert scores; ``ProtocolError`` for columns that do not fit each other or are beyond a limit."""
+def scores_from_proto(message: pb.StepAnswers, fetch: Fetch) -> AnswerBatch[Any]:
+    """Convert scores; ``ProtocolError`` for arrays that do not fit each other or are beyond a limit."""
     sessions, generations, base_lengths, counts = _heads(message)
     each: list[int] = counts.tolist()  # as in ``proposals_from_proto``
     check_largest("counts", max(each), LINK_POSITIONS)
     is_sparse, num_tokens, size = message.form == pb.ANSWER_FORM_SPARSE, sum(each), len(each)
     token_ids = _token_column(message, num_tokens, I4 if is_sparse else U4)
-    return AnswerColumns(
+    return AnswerBatch(
         sessions,
         generations,
         base_lengths,
@@ -118,7 +118,7 @@ def scores_from_proto(message: pb.StepAnswers, fetch: Fetch) -> AnswerColumns[An
         _timings(message, size),
         token_scores,
         from_bytes("outside_mass", message.outside_mass, F4, num_tokens) if is_sparse else None,
-        state_columns_from_proto(message.states, size) if message.HasField("states") else None,
+        state_batch_from_proto(message.states, size) if message.HasField("states") else None,
         _score_supports(message, size) if is_sparse else None,
         0,
         _scored_drafts(message, each) if message.draft_token_ids else None,
@@ -165,17 +165,17 @@ def _scored_drafts(message: pb.StepAnswers, counts: Sequence[int]) -> Column:
     return from_bytes("draft_token_ids", message.draft_token_ids, U4, sum(counts) - len(counts))
 
 
-def _proposal_supports(message: pb.StepAnswers, lengths: Sequence[int]) -> SupportColumns:
+def _proposal_supports(message: pb.StepAnswers, lengths: Sequence[int]) -> SupportBatch:
     """Supports of all draft tokens."""
     counts = from_bytes("support_counts", message.support_counts, I4, sum(lengths))
     num_ids = total("support_counts", counts)
     if num_ids > LINK_SUPPORT_IDS.most:
         check_largest("support_counts", max(sums_by_row(counts, lengths)), LINK_SUPPORT_IDS)
     ids = from_bytes("support_token_ids", message.support_token_ids, I4, num_ids)
-    return SupportColumns(counts, ids, from_bytes("support_probs", message.support_probs, F4, num_ids))
+    return SupportBatch(counts, ids, from_bytes("support_probs", message.support_probs, F4, num_ids))
 
 
-def _score_supports(message: pb.StepAnswers, size: int) -> SupportColumns | None:
+def _score_supports(message: pb.StepAnswers, size: int) -> SupportBatch | None:
     """Probabilities of supports in sparse scores; None if there are none."""
     content = message.support_sizes
     sizes = from_bytes("support_sizes", content, U4, size if content else 0)
@@ -185,4 +185,4 @@ def _score_supports(message: pb.StepAnswers, size: int) -> SupportColumns | None
         return None
     if num_ids > LINK_SUPPORT_IDS.most:
         check_largest("support_sizes", max(sizes.tolist()), LINK_SUPPORT_IDS)
-    return SupportColumns(sizes, _NO_IDS, probs)
+    return SupportBatch(sizes, _NO_IDS, probs)

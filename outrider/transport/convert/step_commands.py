@@ -1,6 +1,6 @@
-"""``link.proto``: ``Extend`` and ``Score`` as columns.
+"""``link.proto``: ``Extend`` and ``Score`` as arrays.
 
-The lengths of all columns are checked against each other before anything is made of them, and a row beyond a limit is
+The lengths of all arrays are checked against each other before anything is made of them, and a row beyond a limit is
 a ``ProtocolError`` of its link.
 """
 
@@ -12,66 +12,66 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import I4, U4, U8, CommandColumns, ExtendColumns, ScoreColumns
+from outrider.batched import I4, U4, U8, CommandBatch, ExtendBatch, ScoreBatch
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS, REQUEST_ID
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES
-from outrider.transport.convert.column_bytes import array_bytes, check_largest, from_bytes, sums_by_row, total
+from outrider.transport.convert.packed_arrays import array_bytes, check_largest, from_bytes, sums_by_row, total
 from outrider.transport.convert.tensors import (
     hidden_states_of_rows,
-    state_columns_from_proto,
+    state_batch_from_proto,
     write_hidden_states,
-    write_state_columns,
+    write_state_batch,
 )
 from outrider.v1 import link_pb2 as pb
 
 
-def write_step_commands(message: pb.StepCommands, columns: CommandColumns) -> None:
+def write_step_commands(message: pb.StepCommands, batched: CommandBatch) -> None:
     """Write commands into an empty message."""
-    message.sessions = array_bytes(columns.sessions, U8)
-    message.generations = array_bytes(columns.generations, U8)
-    message.num_kept_tokens = array_bytes(columns.num_kept_tokens, U4)
-    message.prefix_chains = columns.chains
-    message.prefix_rests = array_bytes(columns.rests, U8)
-    message.counts = array_bytes(columns.counts, U4)
-    message.token_ids = array_bytes(columns.token_ids, I4)
-    message.draft_lengths = array_bytes(columns.draft_lengths, U4)
-    if columns.trace_parents:
-        message.trace_parents.extend(columns.trace_parents)
-    if isinstance(columns, ScoreColumns):
-        _write_scores(message, columns)
+    message.sessions = array_bytes(batched.sessions, U8)
+    message.generations = array_bytes(batched.generations, U8)
+    message.num_kept_tokens = array_bytes(batched.num_kept_tokens, U4)
+    message.prefix_chains = batched.chains
+    message.prefix_rests = array_bytes(batched.rests, U8)
+    message.counts = array_bytes(batched.counts, U4)
+    message.token_ids = array_bytes(batched.token_ids, I4)
+    message.draft_lengths = array_bytes(batched.draft_lengths, U4)
+    if batched.trace_parents:
+        message.trace_parents.extend(batched.trace_parents)
+    if isinstance(batched, ScoreBatch):
+        _write_scores(message, batched)
         return
-    if columns.states is not None:
-        write_state_columns(message.states, columns.states)
-    for states in columns.hidden_states:
+    if batched.states is not None:
+        write_state_batch(message.states, batched.states)
+    for states in batched.hidden_states:
         write_hidden_states(message.hidden_states.add(), states)
-    if columns.channel:
-        message.channel = columns.channel
+    if batched.channel:
+        message.channel = batched.channel
 
 
-def _write_scores(message: pb.StepCommands, columns: ScoreColumns) -> None:
-    message.draft_token_ids = array_bytes(columns.draft_token_ids, U4)
-    if columns.hidden_states_from is not None:
-        message.hidden_states_from = array_bytes(columns.hidden_states_from, U4)
-        message.plane = columns.plane
-    if columns.support_counts is not None and columns.support_token_ids is not None:
-        message.support_counts = array_bytes(columns.support_counts, I4)
-        message.support_token_ids = array_bytes(columns.support_token_ids, I4)
+def _write_scores(message: pb.StepCommands, batched: ScoreBatch) -> None:
+    message.draft_token_ids = array_bytes(batched.draft_token_ids, U4)
+    if batched.hidden_states_from is not None:
+        message.hidden_states_from = array_bytes(batched.hidden_states_from, U4)
+        message.plane = batched.plane
+    if batched.support_counts is not None and batched.support_token_ids is not None:
+        message.support_counts = array_bytes(batched.support_counts, I4)
+        message.support_token_ids = array_bytes(batched.support_token_ids, I4)
 
 
-def extends_from_proto(message: pb.StepCommands) -> ExtendColumns:
-    """Convert ``Extend``; ``ProtocolError`` for columns that do not fit each other or are beyond a limit."""
+def extends_from_proto(message: pb.StepCommands) -> ExtendBatch:
+    """Convert ``Extend``; ``ProtocolError`` for arrays that do not fit each other or are beyond a limit."""
     heads = _heads(message)
     size = heads["sessions"].size
-    return ExtendColumns(
+    return ExtendBatch(
         **heads,
-        states=state_columns_from_proto(message.states, size) if message.HasField("states") else None,
+        states=state_batch_from_proto(message.states, size) if message.HasField("states") else None,
         channel=message.channel,
         hidden_states=hidden_states_of_rows(message.hidden_states, size),
     )
 
 
-def scores_from_proto(message: pb.StepCommands, *, are_ahead: bool = False) -> ScoreColumns:
+def scores_from_proto(message: pb.StepCommands, *, are_ahead: bool = False) -> ScoreBatch:
     """Convert ``Score``; ``ProtocolError`` as for ``Extend``. ``are_ahead``: their draft tokens come later."""
     heads = _heads(message)
     lengths = heads["draft_lengths"].tolist()  # less than a hundred numbers, mostly: reductions of arrays take longer
@@ -79,7 +79,7 @@ def scores_from_proto(message: pb.StepCommands, *, are_ahead: bool = False) -> S
     num_drafts = 0 if are_ahead else sum(lengths)
     firsts = message.hidden_states_from
     counts, ids = _supports(message, num_drafts, lengths) if message.support_counts else (None, None)
-    return ScoreColumns(
+    return ScoreBatch(
         **heads,
         draft_token_ids=from_bytes("draft_token_ids", message.draft_token_ids, U4, num_drafts),
         hidden_states_from=from_bytes("hidden_states_from", firsts, U4, len(lengths)) if firsts else None,

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import F4, I4, U4, Column, LogprobColumns
+from outrider.batched import F4, I4, U4, Column, LogprobColumns
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_CANDIDATES, LINK_FIELDS, LINK_POSITIONS, LINK_TOKEN_IDS, Bound
 from outrider.transport.convert.arrays import Fetch, Place, tensor_from_proto, tensor_to_proto
-from outrider.transport.convert.column_bytes import array_bytes, check_largest, from_bytes
+from outrider.transport.convert.packed_arrays import array_bytes, check_largest, from_bytes
 from outrider.transport.convert.tensors import hidden_states_of_rows, write_hidden_states
 from outrider.types import DenseEvidence, DenseScores, TypicalScores
 from outrider.v1 import link_pb2 as pb
@@ -52,8 +52,8 @@ def read_score_details(
     elif message.form == pb.ANSWER_FORM_DENSE:
         found["form"] = _read_dense(details, size, fetch)
     if details.HasField("prompt_logprobs"):
-        columns = _read_candidates("prompt_logprobs", details.prompt_logprobs, size, LINK_TOKEN_IDS)
-        found["prompt_logprobs"] = columns.rows()
+        batched = _read_candidates("prompt_logprobs", details.prompt_logprobs, size, LINK_TOKEN_IDS)
+        found["prompt_logprobs"] = batched.rows()
     if details.hidden_states:
         found["hidden_states"] = hidden_states_of_rows(details.hidden_states, size)
     return found or None
@@ -125,16 +125,16 @@ def read_logprobs(message: pb.StepAnswers, size: int) -> LogprobColumns | None:
 
 
 def _write_prompt_logprobs(message: pb.AnswerDetails, answers: Sequence[Any], place: Place) -> None:
-    if (columns := LogprobColumns.of(answers)) is not None:
-        _write_candidates(message.prompt_logprobs, columns)
+    if (batched := LogprobColumns.of(answers)) is not None:
+        _write_candidates(message.prompt_logprobs, batched)
 
 
-def _write_candidates(message: pb.CandidateColumns, columns: LogprobColumns) -> None:
+def _write_candidates(message: pb.CandidateBatch, batched: LogprobColumns) -> None:
     for field, dtype in _CANDIDATES.items():
-        setattr(message, field, array_bytes(getattr(columns, field), dtype))
+        setattr(message, field, array_bytes(getattr(batched, field), dtype))
 
 
-def _read_candidates(name: str, message: pb.CandidateColumns, size: int, bound: Bound) -> LogprobColumns:
+def _read_candidates(name: str, message: pb.CandidateBatch, size: int, bound: Bound) -> LogprobColumns:
     """The candidates of all positions of each answer."""
     num_positions = from_bytes(f"{name}.num_positions", message.num_positions, U4, size)
     check_largest(f"{name}.num_positions", int(num_positions.max()), bound)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider import ports
-from outrider.columns import U4, U8, StateColumns
+from outrider.batched import U4, U8, StateBatch
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_FILES, LINK_HIDDEN_STATE_BYTES, LINK_STATE_REFERENCES, LINK_TEXT, TENSOR_DIMENSIONS
 from outrider.planes import ID_BYTES, PlaneKind, PlaneOffer, PlaneReference, PlaneReport
-from outrider.transport.convert.column_bytes import array_bytes, from_bytes
+from outrider.transport.convert.packed_arrays import array_bytes, from_bytes
 from outrider.transport.convert.reading import shortened
 from outrider.types import STATE_BYTES, HiddenStates
 from outrider.v1 import link_pb2, tensor_pb2
@@ -70,7 +70,7 @@ def hidden_states_of_rows(messages: Sequence[link_pb2.HiddenStates], size: int) 
     return tuple([hidden_states_from_proto(message) for message in messages])
 
 
-def write_state_columns(message: link_pb2.StateColumns, states: StateColumns) -> None:
+def write_state_batch(message: link_pb2.StateBatch, states: StateBatch) -> None:
     """Hidden states of many sessions, into an empty message."""
     message.plane_id, message.dtype, message.width = states.plane_id, states.dtype, states.width
     message.starts = array_bytes(states.starts, U4)
@@ -79,14 +79,14 @@ def write_state_columns(message: link_pb2.StateColumns, states: StateColumns) ->
     message.sequences = array_bytes(states.sequences, U8)
 
 
-def state_columns_from_proto(message: link_pb2.StateColumns, size: int) -> StateColumns:
+def state_batch_from_proto(message: link_pb2.StateBatch, size: int) -> StateBatch:
     """Hidden states of ``size`` sessions; ``ProtocolError`` where the fields disagree, or a row is of none or too many
     positions.
     """
     check_id("plane_id", message.plane_id)
     if message.dtype not in STATE_BYTES or not message.width:
         raise ProtocolError(f"states: must be of {', '.join(STATE_BYTES)}, not {message.dtype[:20] or 'nothing'}")
-    columns = StateColumns(
+    batched = StateBatch(
         message.plane_id,
         message.width,
         message.dtype,
@@ -95,10 +95,10 @@ def state_columns_from_proto(message: link_pb2.StateColumns, size: int) -> State
         from_bytes("offsets_bytes", message.offsets_bytes, U8, size),
         from_bytes("sequences", message.sequences, U8, size),
     )
-    most = LINK_HIDDEN_STATE_BYTES.most // columns.row_bytes
-    if not size or not 1 <= int(columns.counts.min()) <= int(columns.counts.max()) <= most:
-        raise ProtocolError(f"states: each session must have from 1 to {most} positions of {columns.row_bytes} bytes")
-    return columns
+    most = LINK_HIDDEN_STATE_BYTES.most // batched.row_bytes
+    if not size or not 1 <= int(batched.counts.min()) <= int(batched.counts.max()) <= most:
+        raise ProtocolError(f"states: each session must have from 1 to {most} positions of {batched.row_bytes} bytes")
+    return batched
 
 
 def write_reference(message: tensor_pb2.TensorPlaneReference, reference: PlaneReference) -> None:

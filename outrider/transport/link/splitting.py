@@ -12,11 +12,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from outrider.columns import num_items, one_by_one
+from outrider.batched import num_items, one_by_one
 from outrider.errors import InvalidRequestError
 from outrider.limits import LINK_COMMANDS
 from outrider.transport.convert.arrays import fetch_nothing, place_nothing
-from outrider.transport.convert.column_bytes import SESSION_BYTES
+from outrider.transport.convert.packed_arrays import SESSION_BYTES
 from outrider.transport.convert.step_answers import proposals_from_proto, scores_from_proto, write_step_answers
 from outrider.v1 import link_pb2 as pb
 
@@ -64,10 +64,10 @@ def _cut(event: Any, max_bytes: int) -> list[Any]:  # noqa: ANN401 - generated t
     if num_rows < 2 or event.ByteSize() <= max_bytes:
         return [event]
     read = proposals_from_proto if isinstance(event, pb.DraftEvent) else scores_from_proto
-    columns, parts = read(event.answers, fetch_nothing), []
+    batched, parts = read(event.answers, fetch_nothing), []
     for places in np.array_split(np.arange(num_rows), 2):
         part = type(event)()
-        write_step_answers(part.answers, columns.selected(places), place_nothing)
+        write_step_answers(part.answers, batched.selected(places), place_nothing)
         parts += _cut(part, max_bytes)
     return parts
 

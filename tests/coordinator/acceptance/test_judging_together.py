@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from outrider.columns import AnswerColumns, SupportColumns
+from outrider.batched import AnswerBatch, SupportBatch
 from outrider.errors import ProtocolError
 from outrider.ports import Proposal
 from outrider.types import JudgingRule, SparseEvidence, SparseScores
@@ -37,10 +37,10 @@ class ScoredCase:
     base: int
 
 
-def columns_of(cases: Sequence[ProposalCase]) -> AnswerColumns[Proposal]:
+def as_batch(cases: Sequence[ProposalCase]) -> AnswerBatch[Proposal]:
     evidence = [case.evidence for case in cases]
     nothing = np.zeros(len(cases), dtype="<u8")
-    return AnswerColumns(
+    return AnswerBatch(
         nothing,
         nothing,
         nothing,
@@ -48,7 +48,7 @@ def columns_of(cases: Sequence[ProposalCase]) -> AnswerColumns[Proposal]:
         np.array([token_id for case in cases for token_id in case.draft_token_ids], dtype="<u4"),
         (),
         Proposal,
-        supports=SupportColumns(
+        supports=SupportBatch(
             np.concatenate([each.counts for each in evidence]),
             np.concatenate([each.token_ids for each in evidence]),
             np.concatenate([each.probs for each in evidence]),
@@ -57,12 +57,12 @@ def columns_of(cases: Sequence[ProposalCase]) -> AnswerColumns[Proposal]:
 
 
 def are_sound(cases: Sequence[ProposalCase]) -> bool:
-    return are_sound_rows(Rows.of_columns(columns_of(cases)), np.full(len(cases), VOCAB_SIZE))
+    return are_sound_rows(Rows.of_columns(as_batch(cases)), np.full(len(cases), VOCAB_SIZE))
 
 
 def judge_together(cases: Sequence[ScoredCase]) -> list[Verdict] | None:
     """None where each has to be judged by itself."""
-    rows = Rows.of_columns(columns_of([case.proposal for case in cases]))
+    rows = Rows.of_columns(as_batch([case.proposal for case in cases]))
     verdicts = JointVerdicts.of(
         rows,
         limits=np.full(len(cases), VOCAB_SIZE),

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.columns import AnswerColumns, token_scores
+from outrider.batched import AnswerBatch, token_scores
 from outrider.ports import Extend, Proposal, Score, Scores
 from outrider_coordinator.session.prepared_claims import PreparedClaims
 from outrider_coordinator.session.steps import MAX_SILENT_STEPS
 from outrider_coordinator.session.transitions import claims_for
-from tests.coordinator.session.test_transitions import VOCAB, Twins, answer, columns_of
+from tests.coordinator.session.test_transitions import VOCAB, Twins, answer, as_batch
 
 LENGTH = 4
 
@@ -23,13 +23,13 @@ LENGTH = 4
 class Claiming(Twins):
     """Sessions whose target begins steps by itself."""
 
-    def found_for(self, columns: AnswerColumns[Any]) -> Iterator[tuple[Any, AnswerColumns[Any]]]:
-        if columns.goes_on is None:
-            yield from super().found_for(columns)
+    def found_for(self, batched: AnswerBatch[Any]) -> Iterator[tuple[Any, AnswerBatch[Any]]]:
+        if batched.goes_on is None:
+            yield from super().found_for(batched)
             return
-        rows = self.table.indices(columns.sessions.tolist())
-        for places, found in claims_for(self.table, rows, columns):
-            yield found, columns.selected(places)
+        rows = self.table.indices(batched.sessions.tolist())
+        for places, found in claims_for(self.table, rows, batched):
+            yield found, batched.selected(places)
 
 
 def pushed(chance: random.Random, command: Score) -> Scores:
@@ -47,12 +47,12 @@ def pushed(chance: random.Random, command: Score) -> Scores:
     return replace(scores, draft_token_ids=drafts, goes_on=chance.random() < 0.9)
 
 
-def as_columns(events: list[Any]) -> AnswerColumns[Any]:
-    columns = columns_of(events, token_scores)
+def as_one_batch(events: list[Any]) -> AnswerBatch[Any]:
+    batched = as_batch(events, token_scores)
     drafts = [token_id for event in events for token_id in event.draft_token_ids]
     goes_on = np.array([event.goes_on for event in events], dtype="u1")
     return replace(
-        columns,
+        batched,
         draft_token_ids=np.array(drafts, dtype="<u4") if drafts else None,
         goes_on=goes_on if goes_on.any() else None,
     )
@@ -74,11 +74,11 @@ def play(chance: random.Random, *, is_controlled: bool) -> int:
         asked = [command for command in twins.waiting.values() if chance.random() < 0.7]
         proposals: list[Any] = [answer(chance, each) for each in asked if isinstance(each, Extend)]
         scores: list[Any] = [pushed(chance, each) for each in asked if isinstance(each, Score)]
-        for events, columns in (
-            (proposals, columns_of(proposals, Proposal) if proposals else None),
-            (scores, as_columns(scores) if scores else None),
+        for events, batched in (
+            (proposals, as_batch(proposals, Proposal) if proposals else None),
+            (scores, as_one_batch(scores) if scores else None),
         ):
-            taken = set() if columns is None else twins.step_together(events, columns)
+            taken = set() if batched is None else twins.step_together(events, batched)
             num_taken += len(taken) if events is scores else 0
             for event in events:
                 if event.session not in taken:
@@ -100,7 +100,7 @@ def test_a_draft_that_pushes_nothing_is_asked_after_some_steps() -> None:
         base = command.num_kept_tokens + len(command.token_ids)
         scores = token_scores(0, command.generation, base, (*command.draft_token_ids, 1))
         event = replace(scores, draft_token_ids=command.draft_token_ids, goes_on=True)
-        if not twins.step_together([event], as_columns([event])):
+        if not twins.step_together([event], as_one_batch([event])):
             twins.step_alone(event)
         num_claimed += not command.draft_token_ids
     assert num_claimed == MAX_SILENT_STEPS
@@ -110,9 +110,9 @@ def test_claims_are_not_taken_of_a_session_that_samples_in_the_coordinator() -> 
     chance = random.Random(2)
     twins = Claiming(chance, 2, LENGTH, temperature=1.0)
     asked = [each for each in twins.waiting.values() if isinstance(each, Score)]
-    columns = replace(columns_of([answer(chance, each, is_sampled=True) for each in asked], token_scores),
+    batched = replace(as_batch([answer(chance, each, is_sampled=True) for each in asked], token_scores),
                       goes_on=np.ones(len(asked), dtype="u1"))  # fmt: skip
-    assert not list(twins.found_for(columns))
+    assert not list(twins.found_for(batched))
 
 
 def test_the_comparison_finds_a_claim_of_another_text(monkeypatch: pytest.MonkeyPatch) -> None:

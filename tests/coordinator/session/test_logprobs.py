@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.columns import LogprobColumns
+from outrider.batched import LogprobColumns
 from outrider.errors import ProtocolError
 from outrider.types import CandidateLogprobs
 from outrider_coordinator.session.logprobs import JointLogprobs, token_logprob
@@ -25,9 +25,9 @@ ROWS = [
 
 
 def joint() -> JointLogprobs:
-    columns = LogprobColumns.of(ROWS)
-    assert columns is not None
-    return JointLogprobs(columns)
+    batched = LogprobColumns.of(ROWS)
+    assert batched is not None
+    return JointLogprobs(batched)
 
 
 @pytest.mark.parametrize(("place", "token_ids"), [(0, (3, 9)), (0, (3,)), (2, (3,)), (3, (8, 8)), (1, ())])

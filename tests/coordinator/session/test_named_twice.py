@@ -17,22 +17,22 @@ from tests.support.equality import one_by_one
 
 def in_the_same_columns(batch: EventBatch[Any]) -> EventBatch[Any]:
     """Half of the sessions again at the end."""
-    first = batch.columns[0]
+    first = batch.batched[0]
     count = len(first.sessions)
     doubled = first.selected(np.array([*range(count), *range(count // 2, count)]))
-    return replace(batch, columns=(doubled, *batch.columns[1:]))
+    return replace(batch, batched=(doubled, *batch.batched[1:]))
 
 
 def in_columns_of_their_own(batch: EventBatch[Any]) -> EventBatch[Any]:
     """All sessions again; where there is no evidence, with other tokens."""
-    again = batch.columns[0]
+    again = batch.batched[0]
     again = again if again.is_sparse else replace(again, token_ids=again.token_ids ^ 1)
-    return replace(batch, columns=(*batch.columns, again))
+    return replace(batch, batched=(*batch.batched, again))
 
 
-def beside_columns(batch: EventBatch[Any]) -> EventBatch[Any]:
+def beside_batch(batch: EventBatch[Any]) -> EventBatch[Any]:
     """Half of the sessions as single events, which come first."""
-    again = batch.columns[0]
+    again = batch.batched[0]
     places = range(len(again.sessions) // 2, len(again.sessions))
     timings: Any = (*batch.timings, *again.timings(places))
     assert len(batch.timings) == len(batch.events)
@@ -42,7 +42,7 @@ def beside_columns(batch: EventBatch[Any]) -> EventBatch[Any]:
 def in_single_answers(batch: EventBatch[Any]) -> EventBatch[Any]:
     """All sessions as single events, half of them again at the end; where there is no evidence, with other tokens."""
     single = one_by_one(batch)
-    again = batch.columns[0]
+    again = batch.batched[0]
     again = again if again.is_sparse else replace(again, token_ids=again.token_ids ^ 1)
     places = range(len(again.sessions) // 2)
     timings: Any = (*single.timings, *again.timings(places))
@@ -52,7 +52,7 @@ def in_single_answers(batch: EventBatch[Any]) -> EventBatch[Any]:
 _outputs_of_once: dict[tuple[int, float], list[Any]] = {}
 """Outputs of sessions that are named once, by draft length and temperature."""
 
-WAYS = [in_the_same_columns, in_columns_of_their_own, beside_columns, in_single_answers]
+WAYS = [in_the_same_columns, in_columns_of_their_own, beside_batch, in_single_answers]
 
 
 def port_of(role: str, change: Callable[[EventBatch[Any]], EventBatch[Any]], changed: list[int]) -> Any:
@@ -61,10 +61,10 @@ def port_of(role: str, change: Callable[[EventBatch[Any]], EventBatch[Any]], cha
     class Link(turn.WiredLink[Any, Any]):
         async def events(self) -> AsyncIterator[EventBatch[Any]]:
             async for batch in super().events():
-                if not batch.columns or self._wire is not turn.WIRES[role]:
+                if not batch.batched or self._wire is not turn.WIRES[role]:
                     yield batch
                     continue
-                changed.append(len(batch.columns[0].sessions))
+                changed.append(len(batch.batched[0].sessions))
                 yield change(batch)
 
     class Port(turn.WiredPort[Any, Any]):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.columns import AnswerColumns, token_scores
+from outrider.batched import AnswerBatch, token_scores
 from outrider.ports import Extend, Proposal, Score, Scores, SessionLost
 from outrider.prefix_hash import BLOCK_TOKENS, PrefixHasher
 from outrider.types import TokenScores
@@ -28,7 +28,7 @@ from tests.coordinator.driving import make_plan
 from tests.coordinator.session.test_transitions import (
     VOCAB,
     answer,
-    columns_of,
+    as_batch,
     commands_of,
     with_text_brought,
 )
@@ -85,25 +85,25 @@ class Crowd:
         for loop in self.loops:
             end_wait(loop)
 
-    def answers(self, *, channel: int = CHANNEL) -> tuple[list[Any], AnswerColumns[Any]]:
+    def answers(self, *, channel: int = CHANNEL) -> tuple[list[Any], AnswerBatch[Any]]:
         """Proposals as asked for, and as columns."""
         events = [answer(self.chance, command, is_sampled=self.is_sampled) for command in self.asked]
-        return events, replace(columns_of(events, Proposal), channel=channel)
+        return events, replace(as_batch(events, Proposal), channel=channel)
 
-    def scores(self) -> tuple[list[Any], AnswerColumns[Any]]:
+    def scores(self) -> tuple[list[Any], AnswerBatch[Any]]:
         """Scores as asked for, and as columns, of the draft tokens that they say."""
         events: list[Any] = []
         for command in self.asked:
             scores = answer(self.chance, command, is_sampled=self.is_sampled)
             events.append(replace(scores, draft_token_ids=command.draft_token_ids))
         drafts = np.array([token_id for event in events for token_id in event.draft_token_ids], dtype="<u4")
-        return events, replace(columns_of(events, token_scores), draft_token_ids=drafts)
+        return events, replace(as_batch(events, token_scores), draft_token_ids=drafts)
 
     def take_directly(self) -> None:
         """All proposals come as they were asked for, here and to the target."""
         batch, ahead = self.ahead()
-        _, columns = self.answers()
-        taken = batch.take(columns, self.policy, plane=self.plane, is_direct=awaits(ahead, columns))
+        _, batched = self.answers()
+        taken = batch.take(batched, self.policy, plane=self.plane, is_direct=awaits(ahead, batched))
         assert taken.is_direct
         self.asked = list(taken.commands.items())
         self.commit(taken)
@@ -136,7 +136,7 @@ def is_announced(table: SessionTable, session: int, generation: int) -> bool:
     return bool(found)
 
 
-def awaits(ahead: Any, proposals: AnswerColumns[Any]) -> bool:
+def awaits(ahead: Any, proposals: AnswerBatch[Any]) -> bool:
     """True if the target scores these proposals as soon as they are there."""
     return ahead.rows_for(proposals.channel_key, proposals.counts) is not None
 
@@ -161,20 +161,20 @@ def test_what_is_asked_ahead_is_what_follows_from_the_proposals(kind: dict[str, 
     batch, ahead = asked.ahead()
     assert ahead.channel == CHANNEL
     assert ahead.proposals.tolist() == [command.generation for command in asked.asked]
-    assert ahead.columns.generations.tolist() == generations
-    assert ahead.columns.draft_lengths.tolist() == [LENGTH] * len(generations)
-    assert not ahead.columns.draft_token_ids.size and ahead.columns.support_counts is None
+    assert ahead.batched.generations.tolist() == generations
+    assert ahead.batched.draft_lengths.tolist() == [LENGTH] * len(generations)
+    assert not ahead.batched.draft_token_ids.size and ahead.batched.support_counts is None
     assert asked.generations == [generation + 1 for generation in generations]
     for number, generation in zip(numbers, generations, strict=True):
         around = (generation - 1, generation, generation + 1)
         assert [each for each in around if is_announced(asked.table, number, each)] == [generation]
 
-    _, columns = asked.answers()
-    assert columns.channel_key == ahead.channel_key
-    taken = batch.take(columns, asked.policy, plane=asked.plane, is_direct=awaits(ahead, columns))
+    _, batched = asked.answers()
+    assert batched.channel_key == ahead.channel_key
+    taken = batch.take(batched, asked.policy, plane=asked.plane, is_direct=awaits(ahead, batched))
     assert taken.is_direct
-    supports = None if columns.supports is None else (columns.supports.counts, columns.supports.token_ids)
-    direct = ahead.with_proposals(columns.token_ids, supports)
+    supports = None if batched.supports is None else (batched.supports.counts, batched.supports.token_ids)
+    direct = ahead.with_proposals(batched.token_ids, supports)
     assert direct.is_direct and not taken.commands.is_direct
     assert repr(list(replace(direct, channel=0).items())) == repr(list(taken.commands.items()))
     asked.commit(taken)
@@ -185,7 +185,7 @@ def test_what_is_asked_ahead_is_what_follows_from_the_proposals(kind: dict[str, 
         assert not commands_of(loop)
 
 
-def fewer(asked: Crowd, events: list[Any]) -> AnswerColumns[Any]:
+def fewer(asked: Crowd, events: list[Any]) -> AnswerBatch[Any]:
     """The columns of proposals of which one has a token less, in ``events`` too."""
     event = events[0]
     evidence = event.evidence
@@ -193,7 +193,7 @@ def fewer(asked: Crowd, events: list[Any]) -> AnswerColumns[Any]:
         num_ids = int(evidence.counts[:-1].sum())
         evidence = type(evidence)(evidence.counts[:-1], evidence.token_ids[:num_ids], evidence.probs[:num_ids])
     events[0] = replace(event, token_ids=event.token_ids[:-1], evidence=evidence)
-    return replace(columns_of(events, Proposal), channel=CHANNEL)
+    return replace(as_batch(events, Proposal), channel=CHANNEL)
 
 
 @pytest.mark.parametrize("case", ["fewer tokens", "another generation", "not sent", "not reserved"])
@@ -203,15 +203,15 @@ def test_what_is_not_as_it_was_asked_ahead_is_asked_by_a_newer_generation(kind: 
     is_direct = case == "not reserved"
     ahead = None if is_direct else asked.ahead()[1]
     generations = asked.generations
-    events, columns = asked.answers()
+    events, batched = asked.answers()
     if case == "fewer tokens":
-        columns = fewer(asked, events)
-        is_direct = awaits(ahead, columns)
+        batched = fewer(asked, events)
+        is_direct = awaits(ahead, batched)
     elif case == "another generation":
-        is_direct = awaits(ahead, replace(columns, generations=columns.generations + 1))
-    rows = asked.table.indices(columns.sessions.tolist())
-    ((_, batch),) = proposals_for(asked.table, rows, columns)
-    taken: Any = batch.take(columns, asked.policy, plane=asked.plane, is_direct=is_direct)
+        is_direct = awaits(ahead, replace(batched, generations=batched.generations + 1))
+    rows = asked.table.indices(batched.sessions.tolist())
+    ((_, batch),) = proposals_for(asked.table, rows, batched)
+    taken: Any = batch.take(batched, asked.policy, plane=asked.plane, is_direct=is_direct)
     assert not taken.is_direct
     for row, command in enumerate(taken.commands.items()):
         assert command.generation == generations[row]
@@ -224,9 +224,9 @@ def test_what_is_not_as_it_was_asked_ahead_is_asked_by_a_newer_generation(kind: 
 def test_some_of_the_proposals_are_direct_without_the_others(kind: dict[str, Any]) -> None:
     asked = crowd(**kind)
     _, ahead = asked.ahead()
-    _, columns = asked.answers()
+    _, batched = asked.answers()
     for places in ([2, 0], [1]):
-        some = columns.selected(np.array(places))
+        some = batched.selected(np.array(places))
         waiting = ahead.rows_for(some.channel_key, some.counts)
         assert waiting is not None
         supports = None if some.supports is None else (some.supports.counts, some.supports.token_ids)
@@ -244,51 +244,51 @@ def test_some_of_the_proposals_are_direct_without_the_others(kind: dict[str, Any
 def test_what_is_awaited_holds_while_the_rows_have_not_changed(kind: dict[str, Any]) -> None:
     asked = crowd(**kind)
     batch = asked.batch()
-    _, columns = asked.answers()
-    assert batch.is_of(columns)
+    _, batched = asked.answers()
+    assert batch.is_of(batched)
     loop = asked.loops[-1]
     changes: tuple[Callable[[], object], ...] = (loop.pause, loop.resume, loop.commands.release)
     for change in changes:
         change()
-        assert not batch.is_of(columns)
+        assert not batch.is_of(batched)
         batch = asked.batch()
-        assert batch.is_of(columns)
-    late = replace(columns, generations=columns.generations - 1)
+        assert batch.is_of(batched)
+    late = replace(batched, generations=batched.generations - 1)
     assert not asked.batch().is_of(late)
-    assert not asked.batch().is_of(replace(columns, base_lengths=columns.base_lengths + 1))
+    assert not asked.batch().is_of(replace(batched, base_lengths=batched.base_lengths + 1))
     batch = asked.batch()
     asked.table.leave(loop)
-    assert not batch.is_of(columns)  # the row is free, and may be another session's
+    assert not batch.is_of(batched)  # the row is free, and may be another session's
 
 
 @pytest.mark.parametrize("field", ["generations", "base_lengths"])
 def test_answers_to_another_text_or_command_are_left_to_their_session(field: str) -> None:
     asked = crowd(3)
-    _, columns = asked.answers()
+    _, batched = asked.answers()
     rows = asked.index.tolist()
-    (places, _), *_ = proposals_for(asked.table, rows, columns)
+    (places, _), *_ = proposals_for(asked.table, rows, batched)
     assert places.tolist() == [0, 1, 2]
-    spoilt = getattr(columns, field).copy()
+    spoilt = getattr(batched, field).copy()
     spoilt[1] += 1
-    (places, _), *_ = proposals_for(asked.table, rows, replace(columns, **{field: spoilt}))
+    (places, _), *_ = proposals_for(asked.table, rows, replace(batched, **{field: spoilt}))
     assert places.tolist() == [0, 2]
 
 
 def test_a_proposal_of_more_tokens_than_were_asked_for_is_left_to_its_session() -> None:
     asked = crowd(1)
-    _, columns = asked.answers()
-    longer = replace(columns, counts=columns.counts + 1, token_ids=np.append(columns.token_ids, columns.token_ids[:1]))
+    _, batched = asked.answers()
+    longer = replace(batched, counts=batched.counts + 1, token_ids=np.append(batched.token_ids, batched.token_ids[:1]))
     assert asked.batch().take(longer, asked.policy, plane=asked.plane) is None
-    assert asked.batch().take(columns, asked.policy, plane=asked.plane) is not None
+    assert asked.batch().take(batched, asked.policy, plane=asked.plane) is not None
 
 
 def test_a_session_that_was_asked_for_something_else_since_has_no_direct_proposal() -> None:
     asked = crowd(1)
     _, ahead = asked.ahead()
     asked.loops[0].commands.release()
-    _, columns = asked.answers()
-    taken = asked.batch().take(columns, asked.policy, is_direct=awaits(ahead, columns))
-    assert not taken.is_direct and taken.commands.generations.item() > ahead.columns.generations.item()
+    _, batched = asked.answers()
+    taken = asked.batch().take(batched, asked.policy, is_direct=awaits(ahead, batched))
+    assert not taken.is_direct and taken.commands.generations.item() > ahead.batched.generations.item()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -296,11 +296,11 @@ def test_a_target_that_says_it_lost_what_was_asked_ahead_is_sent_the_proposals(k
     """Refusal before the proposals came: the target waits for nothing."""
     asked = crowd(**kind)
     before, ahead = asked.ahead()
-    generation = ahead.columns.generations.tolist()[0]
+    generation = ahead.batched.generations.tolist()[0]
     asked.loops[0].on_target_event(SessionLost(asked.loops[0].commands.session, generation, "not of the vocabulary"))
-    _, columns = asked.answers()
-    assert not before.is_of(columns)
-    taken = asked.batch().take(columns, asked.policy, plane=asked.plane, is_direct=awaits(ahead, columns))
+    _, batched = asked.answers()
+    assert not before.is_of(batched)
+    taken = asked.batch().take(batched, asked.policy, plane=asked.plane, is_direct=awaits(ahead, batched))
     assert not taken.is_direct and taken.commands.generations.tolist()[0] > generation
 
 
@@ -308,13 +308,13 @@ def test_a_step_without_its_proposal_is_newer_than_what_was_asked_ahead() -> Non
     asked = crowd(1)
     (loop,) = asked.loops
     _, ahead = asked.ahead()
-    announced = loop.commands.session, ahead.columns.generations.item()
+    announced = loop.commands.session, ahead.batched.generations.item()
     assert is_announced(asked.table, *announced)
     loop.draft_timed_out(loop.step)
     assert not is_announced(asked.table, *announced), "scores without a proposal to come would be held for ever"
     (plain,) = [one for one in commands_of(loop) if isinstance(one, Score)]
-    assert plain.generation > ahead.columns.generations.item() and not plain.draft_token_ids
-    late = token_scores(loop.commands.session, ahead.columns.generations.item(), loop.tokens.length, (1,) * 5)
+    assert plain.generation > ahead.batched.generations.item() and not plain.draft_token_ids
+    late = token_scores(loop.commands.session, ahead.batched.generations.item(), loop.tokens.length, (1,) * 5)
     loop.on_target_event(late)
     assert loop.target.asked == plain.generation and not commands_of(loop)
 
@@ -323,12 +323,12 @@ def test_a_step_without_its_proposal_is_newer_than_what_was_asked_ahead() -> Non
 def test_scores_of_the_proposals_that_came_here_are_taken(kind: dict[str, Any]) -> None:
     asked = crowd(**kind)
     asked.take_directly()
-    _, columns = asked.scores()
-    taken = asked.batch().take(columns, asked.policy, channel=CHANNEL)
+    _, batched = asked.scores()
+    taken = asked.batch().take(batched, asked.policy, channel=CHANNEL)
     assert list(taken.places) == list(range(len(asked.loops)))
     assert taken.commands.channel == CHANNEL
     if len(asked.loops) > 1:
-        some = columns.selected(np.array([0, 2]))
+        some = batched.selected(np.array([0, 2]))
         ((places, found),) = scores_for(asked.table, asked.table.indices(some.sessions.tolist()), some)
         some_taken: Any = found.take(some, asked.policy)
         assert places.tolist() == [0, 1] and len(some_taken.places) == 2
@@ -339,10 +339,10 @@ def test_scores_of_the_proposals_that_came_here_are_taken(kind: dict[str, Any]) 
 def test_scores_of_other_proposals_are_not_taken(kind: dict[str, Any], place: int) -> None:
     asked = crowd(**kind)
     asked.take_directly()
-    _, columns = asked.scores()
-    assert columns.draft_token_ids is not None
-    columns.draft_token_ids[place] = (columns.draft_token_ids[place] + 1) % VOCAB
-    assert asked.batch().take(columns, asked.policy, channel=CHANNEL) is None
+    _, batched = asked.scores()
+    assert batched.draft_token_ids is not None
+    batched.draft_token_ids[place] = (batched.draft_token_ids[place] + 1) % VOCAB
+    assert asked.batch().take(batched, asked.policy, channel=CHANNEL) is None
 
 
 @pytest.mark.parametrize("is_shorter", [False, True])
@@ -377,7 +377,7 @@ def test_hashes_of_kept_tokens_are_those_of_the_text_at_the_end_of_a_block(promp
         token_ids = (*command.draft_token_ids[: LENGTH - number], VOCAB - 1, 0)[: LENGTH + 1]  # all, and all but one
         base = command.num_kept_tokens + len(command.token_ids)
         events.append(Scores(command.session, command.generation, base, TokenScores(token_ids)))
-    taken = found.batch().take(columns_of(events, token_scores), found.policy)
+    taken = found.batch().take(as_batch(events, token_scores), found.policy)
     taken.commit()
     for loop, command in zip(found.loops, taken.commands.items(), strict=True):
         kept = loop.tokens.ids[: command.num_kept_tokens]

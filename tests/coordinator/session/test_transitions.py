@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outrider.batched import AnswerBatch, ExtendBatch, StateBatch, SupportBatch, token_scores
 from outrider.benchmarks.step import turn
 from outrider.benchmarks.step.stand_in import follow
-from outrider.columns import AnswerColumns, ExtendColumns, StateColumns, SupportColumns, token_scores
 from outrider.config import CoordinatorSettings
 from outrider.demo import TARGET
 from outrider.errors import IntegrityError
@@ -52,14 +52,14 @@ VOCAB, NUM_SESSIONS = 12, 7
 LETTERS = "abcdefghijk"
 
 
-def columns_of(events: list[Any], make: Any) -> AnswerColumns[Any]:
+def as_batch(events: list[Any], make: Any) -> AnswerBatch[Any]:
     if isinstance(events[0], Scores) and isinstance(events[0].form, SparseScores):
-        return sparse_columns_of(events)
+        return sparse_batch_of(events)
     evidence = [event.evidence for event in events if isinstance(event, Proposal)]
     parts = [(one.counts, one.token_ids, one.probs) for one in evidence if isinstance(one, SparseEvidence)]
-    supports = SupportColumns(*map(np.concatenate, zip(*parts, strict=True))) if parts else None
+    supports = SupportBatch(*map(np.concatenate, zip(*parts, strict=True))) if parts else None
     rows = [event.token_ids if isinstance(event, Proposal) else event.form.token_ids for event in events]
-    return AnswerColumns(
+    return AnswerBatch(
         np.array([event.session for event in events], dtype="<u8"),
         np.array([event.generation for event in events], dtype="<u8"),
         np.array([event.base_length for event in events], dtype="<u4"),
@@ -73,15 +73,15 @@ def columns_of(events: list[Any], make: Any) -> AnswerColumns[Any]:
     )
 
 
-def states_of(events: list[Any]) -> StateColumns | None:
+def states_of(events: list[Any]) -> StateBatch | None:
     scores = [event for event in events if isinstance(event, Scores)]
     states = [event.hidden_states for event in scores if event.hidden_states is not None]
-    return StateColumns.of(states) if 0 < len(states) == len(scores) else None
+    return StateBatch.of(states) if 0 < len(states) == len(scores) else None
 
 
-def sparse_columns_of(events: list[Any]) -> AnswerColumns[Any]:
+def sparse_batch_of(events: list[Any]) -> AnswerBatch[Any]:
     forms = [event.form for event in events]
-    return AnswerColumns(
+    return AnswerBatch(
         np.array([event.session for event in events], dtype="<u8"),
         np.array([event.generation for event in events], dtype="<u8"),
         np.array([event.base_length for event in events], dtype="<u4"),
@@ -91,7 +91,7 @@ def sparse_columns_of(events: list[Any]) -> AnswerColumns[Any]:
         token_scores,
         np.concatenate([form.outside_mass for form in forms]),
         states_of(events),
-        SupportColumns(
+        SupportBatch(
             np.array([form.support_probs.size for form in forms], dtype="<u4"),
             np.zeros(0, dtype=np.int32),
             np.concatenate([form.support_probs for form in forms]),
@@ -227,11 +227,11 @@ class Twins:
             said.append(with_text_brought(loop, commands_of(loop)))
         self.note(event.session, *said)
 
-    def step_together(self, events: list[Any], columns: AnswerColumns[Any], **more: Any) -> set[int]:
+    def step_together(self, events: list[Any], batched: AnswerBatch[Any], **more: Any) -> set[int]:
         """Answers by the transitions of many, as far as they take them, and alone by those of one: whose they were."""
         by_number = {event.session: event for event in events}
         taken: set[int] = set()
-        for found, own in self.found_for(columns):
+        for found, own in self.found_for(batched):
             results = found.take(own, self.policies[0], **more)
             if results is None:
                 continue
@@ -255,26 +255,24 @@ class Twins:
                 self.note(number, [replace(command, **plane), *commands_of(loop)], commands_of(alone))
         return taken
 
-    def end_steps(
-        self, found: Any, own: AnswerColumns[Any], results: Any, token_ids: list[list[int]]
-    ) -> list[StepEnded]:
+    def end_steps(self, found: Any, own: AnswerBatch[Any], results: Any, token_ids: list[list[int]]) -> list[StepEnded]:
         batch: Any = SimpleNamespace(prepared=found)
         taken = TakenAnswers(batch, results, own, results.places, 0.0, 0.0, token_ids)
         sessions = [found.sessions[place] for place in results.places]
         rows = zip(sessions, taken.steps(), own.states_at(results.places), strict=True)
-        is_drafting = isinstance(results.commands, ExtendColumns)
+        is_drafting = isinstance(results.commands, ExtendBatch)
         return [end_step(session, step, states, is_drafting=is_drafting) for session, step, states in rows]
 
-    def found_for(self, columns: AnswerColumns[Any]) -> Any:
+    def found_for(self, batched: AnswerBatch[Any]) -> Any:
         """Prepared answers of all, or of those on the spot whose answers are in order."""
-        rows = self.table.indices(columns.sessions.tolist())
+        rows = self.table.indices(batched.sessions.tolist())
         whole = prepare(self.table, np.array(rows)) if min(rows) >= 0 else None
-        if whole is not None and whole.is_of(columns):
-            yield whole, columns
+        if whole is not None and whole.is_of(batched):
+            yield whole, batched
             return
-        is_proposal = columns.make is Proposal
-        for places, found in (proposals_for if is_proposal else scores_for)(self.table, rows, columns):
-            yield found, columns.selected(places)
+        is_proposal = batched.make is Proposal
+        for places, found in (proposals_for if is_proposal else scores_for)(self.table, rows, batched):
+            yield found, batched.selected(places)
 
 
 @pytest.mark.parametrize("is_controlled", [False, True])
@@ -324,9 +322,9 @@ def play(
             together = [event for event in events if chance.random() < 0.9]
             with_states = [event for event in together if isinstance(event, Scores) and event.hidden_states is not None]
             together = with_states or together  # as columns hold them
-            columns = columns_of(together, Proposal if kind is Extend else token_scores) if together else None
+            batched = as_batch(together, Proposal if kind is Extend else token_scores) if together else None
             plane = {"plane": 3} if kind is Extend else {}
-            taken = set() if columns is None else twins.step_together(together, columns, **plane)
+            taken = set() if batched is None else twins.step_together(together, batched, **plane)
             count["together"] += len(taken)
             for event, command in zip(events, asked, strict=True):
                 if event.session in taken:
@@ -348,7 +346,7 @@ def test_a_token_past_the_vocabulary_is_left_to_the_transitions_of_one() -> None
         Proposal(command.session, command.generation, command.num_kept_tokens + len(command.token_ids), (token_id,))
         for command, token_id in zip(asked, (VOCAB, VOCAB - 1), strict=True)
     ]
-    found = proposals_for(twins.table, twins.table.indices([0, 1]), columns_of(events, Proposal))
+    found = proposals_for(twins.table, twins.table.indices([0, 1]), as_batch(events, Proposal))
     assert [places.tolist() for places, _ in found] == [[1]]
 
 
@@ -358,7 +356,7 @@ def test_sessions_whose_grammar_forces_or_refuses_a_token_take_the_transitions_o
         for command in list(twins.waiting.values()):
             twins.step_alone(scores_of(command, token))
     events = [scores_of(command, token) for command, token in zip(twins.waiting.values(), "abcd", strict=True)]
-    assert twins.step_together(events, columns_of(events, token_scores)) == {0, 1}
+    assert twins.step_together(events, as_batch(events, token_scores)) == {0, 1}
     twins.step_alone(events[2])
     forced = twins.waiting[2]
     assert isinstance(forced, Score) and forced.draft_token_ids == ids("defedc")
@@ -409,7 +407,7 @@ def changed_rows(monkeypatch: pytest.MonkeyPatch, column: int) -> None:
 
 
 def late_answers_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_of(self: Any, answers: AnswerColumns[Any]) -> bool:
+    def is_of(self: Any, answers: AnswerBatch[Any]) -> bool:
         return bool(answers.base_lengths.tobytes() == self.bases.tobytes())
 
     monkeypatch.setattr(PreparedVerdicts, "is_of", is_of)
@@ -574,16 +572,16 @@ async def test_a_single_user_with_drafts_is_served_as_columns_everywhere(
         counts["items"] += 1
         return start(self, batch)
 
-    def as_columns(self: Any, step: Any, *batch: Any) -> Any:
-        counts["columns", type(step.columns).__name__] += 1
+    def as_one_batch(self: Any, step: Any, *batch: Any) -> Any:
+        counts["columns", type(step.batched).__name__] += 1
         return start_step(self, step, *batch)
 
     monkeypatch.setattr(turn.TimedExecutor, "start", one_by_one)
-    monkeypatch.setattr(turn.TimedExecutor, "start_step", as_columns)
+    monkeypatch.setattr(turn.TimedExecutor, "start_step", as_one_batch)
     plan = {"num_sessions": (1,), "temperature": temperature, "num_samples": 30, "num_warmups": 5}
     await turn.run(turn.TurnPlan(**plan), 1)  # type: ignore[arg-type]
-    scored, drafted = counts["columns", "ScoreColumns"], counts["columns", "ExtendColumns"]
+    scored, drafted = counts["columns", "ScoreBatch"], counts["columns", "ExtendBatch"]
     assert min(scored, drafted) > 30 and counts["items"] < 10
     counts.clear()
     await turn.run(turn.TurnPlan(**plan, num_speculative_tokens=0), 1)  # type: ignore[arg-type]
-    assert counts["columns", "ScoreColumns"] > 30 and counts["items"] < 10
+    assert counts["columns", "ScoreBatch"] > 30 and counts["items"] < 10

@@ -19,7 +19,7 @@ import torch
 
 from outrider.cli.stack.held_ports import hold_port
 from tests.end_to_end.commands import is_alive, wait_until
-from tests.model_executor.test_gpu_path import ROOT, check_answers, check_columns, finish, start
+from tests.model_executor.test_gpu_path import ROOT, check_answers, check_arrays, finish, start
 
 DEADLINE_S = 280
 DEVICES = [
@@ -57,7 +57,7 @@ def test_steps_that_a_shared_target_queues_ahead(device: str, truth: dict[str, A
     pytest.importorskip("triton")
     found = said_by_two(device, tmp_path / "said", "target")
     assert found["texts"] == truth["texts"]
-    check_columns(found, truth)
+    check_arrays(found, truth)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -16,16 +16,16 @@ from outrider.kernels.paged_attention import DevicePlan
 from outrider.kv_cache import KVCacheLayout, KVCacheManager, KVCacheSpec, KVSequence, PagePool
 from outrider.model_executor.device_inputs import BatchFrame
 from outrider.model_executor.draft_loop import MAX_STEPS, DraftingRules, DraftMetadata, DraftRow, fits_loop
-from outrider.model_executor.draft_loop.columns import (
-    DraftColumns,
-    MetadataColumns,
-    plan_columns,
+from outrider.model_executor.draft_loop.batched import (
+    DraftBatch,
+    MetadataBatch,
+    plan_draft_batch,
     restore_sequences,
 )
-from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight
+from outrider.model_executor.draft_loop.in_flight import BatchInFlight
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import LoopShape, loop_of, pack_draft
-from outrider.model_executor.draft_loop.results import DrawnColumns, Draws
+from outrider.model_executor.draft_loop.results import DrawnBatch, Draws
 from outrider.model_executor.graph_capture import CaptureBound, CaptureLimits, NoGraphs
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
@@ -116,11 +116,11 @@ class Rig:
         return sequence
 
     def draft(self, rows: list[DraftRow], shape: LoopShape | None = None) -> list[Draws]:
-        columns = DraftColumns.of(rows)
-        plan = plan_columns(self.table, columns)
+        batched = DraftBatch.of(rows)
+        plan = plan_draft_batch(self.table, batched)
         shape = shape or loop_of(self.loop.command_for(plan))
         self.loop.run(shape, pack_draft(plan, shape))
-        return ColumnsInFlight(self.loop, shape, columns, self.table).draws()
+        return BatchInFlight(self.loop, shape, batched, self.table).draws()
 
 
 def opened(seed: int, method: AcceptanceMethod = AcceptanceMethod.REJECTION, **sampling: Any) -> Open:
@@ -196,10 +196,10 @@ def test_a_loop_draws_greedily_with_certain_evidence() -> None:
         check(drawn, one_by_one(row, text, greedy))
 
 
-def columns_of(rows: list[DraftRow]) -> DraftColumns:
-    return DraftColumns(
+def as_batch(rows: list[DraftRow]) -> DraftBatch:
+    return DraftBatch(
         [row.sequence for row in rows],
-        MetadataColumns.of([row.metadata for row in rows]),
+        MetadataBatch.of([row.metadata for row in rows]),
         [row.base for row in rows],
         [token_id for row in rows for token_id in row.token_ids],
         [len(row.token_ids) for row in rows],
@@ -212,7 +212,7 @@ def test_columns_draw_what_their_rows_do() -> None:
     kinds = set[type]()
     for seed in range(8):
         compare_columns_with_rows(seed, kinds)
-    assert kinds == {DrawnColumns, list}
+    assert kinds == {DrawnBatch, list}
 
 
 @pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}])
@@ -225,12 +225,12 @@ def test_a_loop_that_guesses_first_draws_what_follows_its_guess(cut: dict[str, A
         DraftRow(metadata(open_), rig.sequence(text[:-1]), text[-1:], count + 1, len(text))
         for open_, text in zip(opens, texts, strict=True)
     ]
-    columns = columns_of(rows)
-    columns.guessed_from = [base] * 3
-    plan = plan_columns(rig.table, columns)
+    batched = as_batch(rows)
+    batched.guessed_from = [base] * 3
+    plan = plan_draft_batch(rig.table, batched)
     shape = loop_of(rig.loop.command_for(plan))
     rig.loop.run(shape, pack_draft(plan, shape))
-    found = ColumnsInFlight(rig.loop, shape, columns, rig.table).draws()
+    found = BatchInFlight(rig.loop, shape, batched, rig.table).draws()
     for open_, text, drawn in zip(opens, texts, found, strict=True):
         guess, *rest = drawn.token_ids
         asked = LogitRow(SessionSampling(open_), text, len(text), base)
@@ -252,12 +252,12 @@ def compare_columns_with_rows(seed: int, kinds: set[type]) -> None:
         pairs = [random_row(rig, choose) for _ in range(7)]
         pairs = [pair for pair in pairs if pair[0].metadata.needs_evidence == (seed % 2 > 0)] or pairs[:1]
         rows = [replace(row, base=len(text) + len(row.token_ids)) for row, text in pairs]
-        columns = columns_of(rows)
+        batched = as_batch(rows)
         for row, length in zip(rows, [choose.randrange(9) for _ in rows], strict=True):
             rig.table.extend(row.sequence, [50] * length if has_rejected else [])
-        command = rig.loop.command_for(plan_columns(rig.table, columns))
+        command = rig.loop.command_for(plan_draft_batch(rig.table, batched))
         rig.loop.run(loop_of(command), command.numbers)
-        flight = ColumnsInFlight(rig.loop, loop_of(command), columns, rig.table)
+        flight = BatchInFlight(rig.loop, loop_of(command), batched, rig.table)
         assert [row.sequence.length for row in rows] == [row.base + row.num_drafts - 1 for row in rows]
         drawn = flight.finish() if has_rejected else flight.draws()
         flight.settle()
@@ -270,7 +270,7 @@ def compare_columns_with_rows(seed: int, kinds: set[type]) -> None:
     assert held[0] == held[1]
 
 
-def in_rows(drawn: DrawnColumns | list[Draws]) -> list[tuple[tuple[int, ...], str]]:
+def in_rows(drawn: DrawnBatch | list[Draws]) -> list[tuple[tuple[int, ...], str]]:
     if isinstance(drawn, list):
         return [(draws.token_ids, repr(draws.evidence)) for draws in drawn]
     rows, start, first = [], 0, 0
@@ -289,10 +289,10 @@ def test_a_row_of_columns_that_cannot_be_drawn_from_ends_there_and_hurts_no_othe
     rig = Rig()
     good = DraftRow(metadata(opened(2, temperature=1.0)), rig.sequence([1, 2, 3, 4]), [5], 4, 5)
     bad = DraftRow(metadata(opened(3, temperature=1.0)), rig.sequence([1, 2, 3, 4]), [POISON % VOCAB_SIZE], 4, 5)
-    columns = columns_of([bad, good])
-    command = rig.loop.command_for(plan_columns(rig.table, columns))
+    batched = as_batch([bad, good])
+    command = rig.loop.command_for(plan_draft_batch(rig.table, batched))
     rig.loop.run(loop_of(command), command.numbers)
-    flight = ColumnsInFlight(rig.loop, loop_of(command), columns, rig.table)
+    flight = BatchInFlight(rig.loop, loop_of(command), batched, rig.table)
     found = flight.finish()
     flight.settle()
     assert isinstance(found, list)
@@ -306,7 +306,7 @@ def test_a_row_of_columns_that_cannot_be_drawn_from_ends_there_and_hurts_no_othe
 def test_sequences_are_as_they_were_when_nothing_came_of_a_plan() -> None:
     rig = Rig()
     row = DraftRow(metadata(opened(2, temperature=1.0)), rig.sequence([1, 2, 3, 4, 7]), [5], 9, 4)
-    plan_columns(rig.table, columns_of([row]))
+    plan_draft_batch(rig.table, as_batch([row]))
     assert len(row.sequence.page_table) == 3
     restore_sequences(rig.table, [row.sequence])
     assert row.sequence.token_ids == [1, 2, 3, 4, 7]
@@ -375,7 +375,7 @@ def test_rows_are_filled_up_to_a_number_that_is_captured() -> None:
     rig.loop.capture(NoGraphs(), CaptureBound(CaptureLimits(), rig.loop.num_graphs), lambda done: None)
     for rows, padded in ((1, 1), (3, 4), (9, 16)):
         pairs = [random_row(rig, random.Random(i)) for i in range(rows)]
-        command = rig.loop.command_for(plan_columns(rig.table, DraftColumns.of([row for row, _ in pairs])))
+        command = rig.loop.command_for(plan_draft_batch(rig.table, DraftBatch.of([row for row, _ in pairs])))
         assert loop_of(command).num_rows == padded
         for row, _ in pairs:
             rig.table.release(row.sequence)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.columns import CommandColumns, ExtendColumns
+from outrider.batched import CommandBatch, ExtendBatch
 from outrider.errors import StaleReferenceError
 from outrider.planes import ID_BYTES, PlaneReference
 from outrider.ports import Extend, Score
@@ -37,16 +37,16 @@ class ReadStates:
         """Each is read when its session takes it."""
         return commands
 
-    def fetch_columns(self, columns: CommandColumns) -> CommandColumns:
-        if not isinstance(columns, ExtendColumns) or columns.states is None:
-            return columns
-        states = columns.states
+    def fetch_batch(self, batched: CommandBatch) -> CommandBatch:
+        if not isinstance(batched, ExtendBatch) or batched.states is None:
+            return batched
+        states = batched.states
         sequences = states.sequences.tolist()
         if len(set(sequences)) < len(sequences) or any(map(self._is_stale, sequences)):
-            return columns
+            return batched
         parts = [self._read(own) for own in states.hidden_states()]
         if sequences[0] % 2:
-            return replace(columns, states=replace(states, tensor=torch.cat(parts)))
+            return replace(batched, states=replace(states, tensor=torch.cat(parts)))
         # As they lie in a ring where drafts were rejected: in any order, and with others' between them.
         order = torch.randperm(len(parts), generator=torch.Generator().manual_seed(sequences[0])).tolist()
         firsts, laid, length = np.zeros(len(parts), dtype=np.int64), list[torch.Tensor](), 0
@@ -54,7 +54,7 @@ class ReadStates:
             firsts[place] = length
             laid += [parts[place], torch.full_like(parts[place][:1], torch.nan)]
             length += len(parts[place]) + 1
-        return replace(columns, states=replace(states, tensor=torch.cat(laid), firsts=firsts))
+        return replace(batched, states=replace(states, tensor=torch.cat(laid), firsts=firsts))
 
     def fetch(self, item: Extend) -> Extend:
         states = item.hidden_states

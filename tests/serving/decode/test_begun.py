@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outrider.batched import U4, U8, AnswerBatch
 from outrider.benchmarks.step.stand_in import StandInExecutor, follow, new_session_table, propose
-from outrider.columns import U4, U8, AnswerColumns
 from outrider.errors import InvalidRequestError
-from outrider.item_columns import command_columns
+from outrider.item_batch import command_batch
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Proposal, Release, SessionLost
 from outrider.proposal_channel.verdicts import Verdicts
@@ -69,10 +69,10 @@ class Slow(Following):
     def start_step(self, step: Any, batch: Any = ()) -> Any:
         return Running(super().start_step(step, batch), step)
 
-    def answer_columns(self, step: Any) -> Any:
+    def answer_batch(self, step: Any) -> Any:
         """Answers of as many tokens as the step was begun for."""
-        return super().answer_columns(
-            replace(step, columns=replace(step.columns, draft_lengths=step.draft_lengths.astype(U4)))
+        return super().answer_batch(
+            replace(step, batched=replace(step.batched, draft_lengths=step.draft_lengths.astype(U4)))
         )
 
 
@@ -119,8 +119,8 @@ CORES = pytest.mark.parametrize(
 
 
 def verdicts(*rows: tuple[int, int, int, int, int, int]) -> Verdicts:
-    columns = list(zip(*rows, strict=True))
-    return Verdicts(*[np.array(column, dtype=U8 if place < 2 else U4) for place, column in enumerate(columns)])
+    batched = list(zip(*rows, strict=True))
+    return Verdicts(*[np.array(column, dtype=U8 if place < 2 else U4) for place, column in enumerate(batched)])
 
 
 @dataclass
@@ -148,14 +148,14 @@ class Sessions:
         self._open(self.texts)
 
     def ask(self, texts: list[Text]) -> None:
-        """Ask for the next proposals, as columns but for prompts, and take them."""
+        """Ask for the next proposals, as arrays but for prompts, and take them."""
         items = []
         for text in texts:
             text.generation += 2
             items.append(extend_item(text.number, text.generation, text.tokens, self.length, num_kept_tokens=text.held))
         if texts[0].held:
-            columns = command_columns(items)
-            self.driver.core.handle(0, (columns,))
+            batched = command_batch(items)
+            self.driver.core.handle(0, (batched,))
             events: list[Any] = []
             while self.driver.core.has_work:
                 events += self.driver.step()
@@ -305,7 +305,7 @@ def with_a_step_that_runs(new_core: Callable[[], Core] = slow_core, *, begins: b
     sessions.ask(sessions.texts)
     for text in sessions.texts:
         sessions.judge(text)
-    sessions.ask(sessions.texts)  # as columns, so that the next step may be arrays
+    sessions.ask(sessions.texts)  # as arrays, so that the next step may be arrays
     rows = [sessions.judge(text) for text in sessions.texts]
     if begins:
         sessions.begin(*rows)
@@ -361,7 +361,7 @@ def test_sessions_of_an_adopted_step_may_end_before_it_does(
     for text in sessions.texts:
         text.generation += 2
         items.append(extend_item(text.number, text.generation, text.tokens, length - 1, num_kept_tokens=text.held))
-    core.handle(0, (command_columns(items),))
+    core.handle(0, (command_batch(items),))
     assert sessions.used == (NUM_SESSIONS, 0)
     if ends == "the link":
         core.drop_link(0)
@@ -515,14 +515,14 @@ def shortened(output: ExecutorOutput[Any], longest: list[int]) -> tuple[Executor
 
 def test_answers_are_told_as_far_as_they_were_asked_for() -> None:
     settled: list[bool] = []
-    answers: AnswerColumns[Any] = AnswerColumns(
+    answers: AnswerBatch[Any] = AnswerBatch(
         np.array([4, 2, 9], dtype=U8), np.array([7, 7, 7], dtype=U8), np.array([20, 30, 40], dtype=U4),
         np.array([3, 2, 1], dtype=U4), np.array([1, 2, 3, 4, 5, 6], dtype=U4), (), Proposal,
     )  # fmt: skip
-    output: ExecutorOutput[Any] = ExecutorOutput((), 0, columns=answers, settle=lambda: settled.append(True))
+    output: ExecutorOutput[Any] = ExecutorOutput((), 0, batched=answers, settle=lambda: settled.append(True))
     found, held = shortened(output, [1, 5, 1])
-    assert found.columns is not None
-    assert [event.token_ids for event in found.columns.events(range(3))] == [(1,), (4, 5), (6,)]
+    assert found.batched is not None
+    assert [event.token_ids for event in found.batched.events(range(3))] == [(1,), (4, 5), (6,)]
     assert settled == [True] and held == [20, 31, 40]
 
 
@@ -536,7 +536,7 @@ def test_answers_one_by_one_are_told_as_far_as_they_were_asked_for() -> None:
 
 def two_commands(**changes: Any) -> Any:
     items = [Extend(number, 5, 6, (b"", 60 + number), (7,), 4) for number in (1, 2)]
-    return command_columns([items[0], replace(items[1], **changes)])
+    return command_batch([items[0], replace(items[1], **changes)])
 
 
 @pytest.mark.parametrize(
@@ -554,7 +554,7 @@ def two_commands(**changes: Any) -> Any:
     ],
 )
 def test_a_step_that_runs_is_adopted_by_newer_commands_for_its_texts(changes: dict[str, Any], *, is_same: bool) -> None:
-    begun_columns = two_commands()
-    columns = two_commands(**changes)
-    columns = replace(columns, generations=np.maximum(columns.generations, [6, 0]).astype("<u8"))
-    assert begun.continue_same(columns, begun_columns) is is_same
+    begun_batch = two_commands()
+    batched = two_commands(**changes)
+    batched = replace(batched, generations=np.maximum(batched.generations, [6, 0]).astype("<u8"))
+    assert begun.continue_same(batched, begun_batch) is is_same

@@ -26,10 +26,10 @@ PROMPT_LENGTH = 9
 class _Caller:
     """Sessions of a target that are all asked the same."""
 
-    def __init__(self, *, takes_columns: bool) -> None:
+    def __init__(self, *, takes_batch: bool) -> None:
         self._switch = Switch()
         self.core, self._executor = target_core(
-            self._switch, takes_columns=takes_columns, num_pages=600, max_batched_tokens=256
+            self._switch, takes_batch=takes_batch, num_pages=600, max_batched_tokens=256
         )
         self._generation = 0
         self.texts = [[(7 * n + i) % 250 + 1 for i in range(PROMPT_LENGTH)] for n in range(NUM_SESSIONS)]
@@ -87,8 +87,8 @@ class _Caller:
             self._switch.now_ns += 1_000_000
             for _, batch in self.core.step():
                 events = [*batch.events]
-                for columns in batch.columns:
-                    events += columns.events(range(len(columns.sessions)))
+                for batched in batch.batched:
+                    events += batched.events(range(len(batched.sessions)))
                 for event in events:
                     if isinstance(event, Scores) and isinstance(event.form, TokenScores):
                         self._found[event.session] = event.form
@@ -101,8 +101,8 @@ def test_a_step_back_behind_committed_pages_leaves_them_alone(
 ) -> None:
     monkeypatch.setattr(plain_steps, "FEWEST_SESSIONS", NUM_SESSIONS)
     found = []
-    for takes_columns in (True, False):
-        caller = _Caller(takes_columns=takes_columns)
+    for takes_batch in (True, False):
+        caller = _Caller(takes_batch=takes_batch)
         caller.plain(0)
         caller.plain(0)
         caller.plain(NUM_PLAIN)  # they join the plain chain, and are put down

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outrider.batched import AnswerBatch
 from outrider.benchmarks.step.stand_in import VOCAB_SIZE
-from outrider.columns import AnswerColumns
 from outrider.ports import EventBatch, Extend, ItemTiming, Proposal, Release, Score, Scores
 from outrider.prefix_hash import prefix_hash
 from outrider.serving.decode.step import joined
@@ -31,14 +31,14 @@ NUM_SESSIONS, PROMPT_LENGTH, NUM_DRAFTS, CHANNEL = 4, 9, 3, 7
 
 
 class Caller:
-    """Sessions of one service that are all asked the same, as columns."""
+    """Sessions of one service that are all asked the same, as arrays."""
 
-    def __init__(self, role: str, *, temperature: float = 0.0, takes_columns: bool = True) -> None:
+    def __init__(self, role: str, *, temperature: float = 0.0, takes_batch: bool = True) -> None:
         self.role, self.switch, self._temperature = role, Switch(), temperature
         if role == "draft":
-            self.core, self.executor = draft_core(self.switch, takes_columns=takes_columns)
+            self.core, self.executor = draft_core(self.switch, takes_batch=takes_batch)
         else:
-            self.core, self.executor = target_core(self.switch, takes_columns=takes_columns, num_pages=600)
+            self.core, self.executor = target_core(self.switch, takes_batch=takes_batch, num_pages=600)
         self.batches: list[EventBatch[Any]] = []
         self._generation = 0
         self._texts = [[(7 * n + i) % 250 + 1 for i in range(PROMPT_LENGTH)] for n in range(NUM_SESSIONS)]
@@ -75,7 +75,7 @@ class Caller:
         ids = np.array([each for token_id in drafts for each in (token_id, token_id + 1)], dtype=np.int32)
         return make(*head, drafts, Support(np.full(NUM_DRAFTS, 2, dtype=np.int32), ids))
 
-    def columns(self, items: Sequence[Any]) -> Any:
+    def batched(self, items: Sequence[Any]) -> Any:
         """The items as they are read from a message."""
         if self.role == "draft":
             (found,) = draft_commands_from_proto(draft_commands_to_proto(items))
@@ -101,7 +101,7 @@ class Caller:
     def take(self) -> None:
         """Go on from the answers: one draft token is kept, and one follows."""
         for batch in self.batches:
-            events = [*batch.events, *(event for each in batch.columns for event in each.events(range(NUM_SESSIONS)))]
+            events = [*batch.events, *(event for each in batch.batched for event in each.events(range(NUM_SESSIONS)))]
             for event in events:
                 if isinstance(event, Proposal | Scores):
                     self._held[event.session] = len(self._texts[event.session])
@@ -110,17 +110,17 @@ class Caller:
     def settle(self) -> None:
         """Two rounds, after which the sessions are steady."""
         for _ in range(2):
-            self.send(self.columns(self.items()))
+            self.send(self.batched(self.items()))
             self.run()
             self.take()
 
-    def answered(self) -> tuple[list[AnswerColumns[Any]], list[Any]]:
+    def answered(self) -> tuple[list[AnswerBatch[Any]], list[Any]]:
         """Columns, and events one by one."""
         events = [event for batch in self.batches for event in batch.events if isinstance(event, Proposal | Scores)]
-        return [columns for batch in self.batches for columns in batch.columns], events
+        return [batched for batch in self.batches for batched in batch.batched], events
 
     def num_whole(self) -> int:
-        """Steps of columns that were begun."""
+        """Steps of arrays that were begun."""
         found: int = type(self.executor).num_columns
         return found
 
@@ -137,12 +137,12 @@ class Caller:
 
 
 def of_channel(caller: Caller) -> tuple[list[Any], Any]:
-    """Next items, and the same as columns whose proposals go by the channel."""
+    """Next items, and the same as arrays whose proposals go by the channel."""
     items = caller.items()
-    return items, replace(caller.columns(items), channel=CHANNEL)
+    return items, replace(caller.batched(items), channel=CHANNEL)
 
 
-def check_proposals(answers: AnswerColumns[Any], items: Sequence[Any]) -> None:
+def check_proposals(answers: AnswerBatch[Any], items: Sequence[Any]) -> None:
     """Proposals answer these items, and each is timed."""
     assert answers.channel == CHANNEL
     heads = list(zip(answers.sessions.tolist(), answers.generations.tolist(), strict=True))
@@ -157,25 +157,25 @@ def check_proposals(answers: AnswerColumns[Any], items: Sequence[Any]) -> None:
 def test_proposals_of_a_whole_step_go_by_the_channel_of_what_asked_for_them() -> None:
     caller = Caller("draft")
     caller.settle()
-    num_whole, (items, columns) = caller.num_whole(), of_channel(caller)
-    caller.send(columns)
+    num_whole, (items, batched) = caller.num_whole(), of_channel(caller)
+    caller.send(batched)
     caller.run()
     assert caller.num_whole() == num_whole + 1
     (answers,), events = caller.answered()
     check_proposals(answers, items)
     assert not events
     caller.take()
-    caller.send(caller.columns(caller.items()))
+    caller.send(caller.batched(caller.items()))
     caller.run()
     (answers,), _ = caller.answered()
     assert answers.channel == 0
 
 
-@pytest.mark.parametrize("takes_columns", [True, False])
-def test_proposals_of_sessions_that_are_not_steady_go_by_it_too(*, takes_columns: bool) -> None:
-    caller = Caller("draft", takes_columns=takes_columns)
-    num_whole, (items, columns) = caller.num_whole(), of_channel(caller)
-    caller.send(columns)
+@pytest.mark.parametrize("takes_batch", [True, False])
+def test_proposals_of_sessions_that_are_not_steady_go_by_it_too(*, takes_batch: bool) -> None:
+    caller = Caller("draft", takes_batch=takes_batch)
+    num_whole, (items, batched) = caller.num_whole(), of_channel(caller)
+    caller.send(batched)
     caller.run()
     assert caller.num_whole() == num_whole
     (answers,), events = caller.answered()
@@ -186,8 +186,8 @@ def test_proposals_of_sessions_that_are_not_steady_go_by_it_too(*, takes_columns
 def test_proposals_of_a_step_that_was_split_go_by_it_too() -> None:
     caller = Caller("draft")
     caller.settle()
-    items, columns = of_channel(caller)
-    caller.run_released(columns)
+    items, batched = of_channel(caller)
+    caller.run_released(batched)
     (answers,), events = caller.answered()
     check_proposals(answers, items[1:])
     assert not events
@@ -197,7 +197,7 @@ def test_proposals_that_go_by_different_channels_go_by_none() -> None:
     caller = Caller("draft")
     caller.settle()
     num_whole, items = caller.num_whole(), caller.items()
-    parts = [replace(caller.columns(part), channel=each) for part, each in ((items[:2], 7), (items[2:], 8))]
+    parts = [replace(caller.batched(part), channel=each) for part, each in ((items[:2], 7), (items[2:], 8))]
     caller.send(*parts)
     caller.run()
     assert caller.num_whole() == num_whole + 1
@@ -206,9 +206,9 @@ def test_proposals_that_go_by_different_channels_go_by_none() -> None:
 
 
 def test_proposals_of_items_that_go_by_different_channels_go_by_none() -> None:
-    caller = Caller("draft", takes_columns=False)
+    caller = Caller("draft", takes_batch=False)
     items = caller.items()
-    caller.send(*(replace(caller.columns(part), channel=each) for part, each in ((items[:2], 7), (items[2:], 8))))
+    caller.send(*(replace(caller.batched(part), channel=each) for part, each in ((items[:2], 7), (items[2:], 8))))
     caller.run()
     answers, events = caller.answered()
     assert not answers and sorted(event.session for event in events) == [0, 1, 2, 3]
@@ -221,7 +221,7 @@ def test_proposals_beside_one_that_goes_by_none_go_by_none(*, is_first: bool) ->
     items = caller.items()
     place = 0 if is_first else 3
     single = replace(items.pop(place), trace_parent="00-" + "1" * 32 + "-" + "2" * 16 + "-01")
-    rest = replace(caller.columns(items), channel=CHANNEL)
+    rest = replace(caller.batched(items), channel=CHANNEL)
     caller.send(*([single, rest] if is_first else [rest, single]))
     caller.run()
     answers, events = caller.answered()
@@ -235,7 +235,7 @@ def test_scores_of_a_whole_step_say_which_drafts_came_directly(temperature: floa
     caller.settle()
     for is_direct in (True, False):
         num_whole, items = caller.num_whole(), caller.items()
-        caller.send(replace(caller.columns(items), channel=int(is_direct)))
+        caller.send(replace(caller.batched(items), channel=int(is_direct)))
         caller.run()
         assert caller.num_whole() == num_whole + 1
         (answers,), events = caller.answered()
@@ -251,7 +251,7 @@ def test_scores_of_a_step_that_was_split_say_it_each(temperature: float, *, is_d
     caller = Caller("target", temperature=temperature)
     caller.settle()
     items = caller.items()
-    caller.run_released(replace(caller.columns(items), channel=int(is_direct)))
+    caller.run_released(replace(caller.batched(items), channel=int(is_direct)))
     answers, events = caller.answered()
     assert not answers
     found = {event.session: event.draft_token_ids for event in events}
@@ -259,11 +259,11 @@ def test_scores_of_a_step_that_was_split_say_it_each(temperature: float, *, is_d
 
 
 @pytest.mark.parametrize("is_direct", [True, False])
-@pytest.mark.parametrize("takes_columns", [True, False])
-def test_scores_of_sessions_that_are_not_steady_say_it_each(*, takes_columns: bool, is_direct: bool) -> None:
-    caller = Caller("target", takes_columns=takes_columns)
+@pytest.mark.parametrize("takes_batch", [True, False])
+def test_scores_of_sessions_that_are_not_steady_say_it_each(*, takes_batch: bool, is_direct: bool) -> None:
+    caller = Caller("target", takes_batch=takes_batch)
     items = caller.items()
-    caller.send(replace(caller.columns(items), channel=int(is_direct)))
+    caller.send(replace(caller.batched(items), channel=int(is_direct)))
     caller.run()
     _, events = caller.answered()
     found = {event.session: event.draft_token_ids for event in events}
@@ -273,18 +273,18 @@ def test_scores_of_sessions_that_are_not_steady_say_it_each(*, takes_columns: bo
 def test_columns_of_different_channels_are_joined_without_one() -> None:
     caller = Caller("draft")
     items = caller.items()
-    first, second = caller.columns(items[:2]), caller.columns(items[2:])
+    first, second = caller.batched(items[:2]), caller.batched(items[2:])
     for channels, expected in (((7, 7), 7), ((7, 8), 0), ((7, 0), 0), ((0, 7), 0), ((0, 0), 0)):
         parts = [replace(part, channel=channel) for part, channel in zip((first, second), channels, strict=True)]
         both = joined(parts)
         assert both is not None and both.sessions.tolist() == [0, 1, 2, 3]
-        assert getattr(both, "channel") == expected  # noqa: B009 - of one kind of columns
+        assert getattr(both, "channel") == expected  # noqa: B009 - of one kind of arrays
 
 
 def test_scores_that_came_directly_are_joined_with_no_others() -> None:
     caller = Caller("target")
     items = caller.items()
-    first, second = caller.columns(items[:2]), caller.columns(items[2:])
+    first, second = caller.batched(items[:2]), caller.batched(items[2:])
     direct: Any = replace(first, channel=1)
     assert id(joined([direct])) == id(direct)
     for others in ([second], [replace(second, channel=1)]):

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.columns import U4, U8
-from outrider.item_columns import command_columns
+from outrider.batched import U4, U8
+from outrider.item_batch import command_batch
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Release
 from outrider.proposal_channel.pushes import ChainStart, Pushes
@@ -74,7 +74,7 @@ class Chains:
             kept = len(text.tokens) - 1 if held is None else held
             items.append(extend_item(text.number, text.generation, text.tokens, K, num_kept_tokens=kept))
         if held is None:
-            self.driver.core.handle(0, (command_columns(items),))
+            self.driver.core.handle(0, (command_batch(items),))
             events = self.driver.run()
         else:
             events = self.driver.run(*items)
@@ -106,9 +106,9 @@ class Chains:
             self.driver.core.tidy()
             for _, batch in messages:
                 assert not batch.events
-                for columns in batch.columns:
-                    assert isinstance(columns, Pushes) and columns.channel == CHANNEL
-                    for number, base, ids in columns.rows():
+                for batched in batch.batched:
+                    assert isinstance(batched, Pushes) and batched.channel == CHANNEL
+                    for number, base, ids in batched.rows():
                         self.texts[number].pushed = base, ids
 
     def check(self, text: Text) -> None:
@@ -123,8 +123,8 @@ class Chains:
 
 
 def verdicts_of(rows: Sequence[tuple[int, ...]]) -> Verdicts:
-    columns = list(zip(*rows, strict=True))
-    return Verdicts(*[np.array(column, dtype=U8 if place < 2 else U4) for place, column in enumerate(columns)])
+    batched = list(zip(*rows, strict=True))
+    return Verdicts(*[np.array(column, dtype=U8 if place < 2 else U4) for place, column in enumerate(batched)])
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
@@ -199,7 +199,7 @@ class LoopingExecutor(CountingExecutor):
     def is_decoding(self, session: Any) -> bool:
         return True
 
-    def takes_columns(self, step: Any) -> bool:
+    def takes_batch(self, step: Any) -> bool:
         return True
 
 
@@ -223,7 +223,7 @@ def test_targets_take_turns() -> None:
     for turn in range(9):
         step = chains.next_step(turn)
         assert step is not None and len(step) == 2
-        served.append(step.columns.channel)
+        served.append(step.batched.channel)
         sequence.length += 50
         for session in step.sessions:  # it is due again at once
             chains.take(0, verdict(session.open.session, PROMPT + (turn // 3) * (K + 1)))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.columns import ScoreAhead, ScoreColumns
+from outrider.batched import ScoreAhead, ScoreBatch
 from outrider.ports import Prepare, Release, Scores
 from outrider.types import AcceptanceMethod, SamplingParams
 from tests.serving.decode.test_direct_answers import NUM_DRAFTS, NUM_SESSIONS, PROMPT_LENGTH, Caller
@@ -20,17 +20,17 @@ from tests.support.core_driver import open_session
 COUPLED = ((SamplingParams(temperature=1.0), AcceptanceMethod.COUPLED),)
 
 
-def ahead_of(columns: ScoreColumns) -> ScoreAhead:
+def ahead_of(batched: ScoreBatch) -> ScoreAhead:
     """Announcement sent before the draft tokens are there."""
-    none = columns.draft_token_ids[:0]
-    bare = replace(columns, draft_token_ids=none, support_counts=None, support_token_ids=None)
-    return ScoreAhead(bare, 1, columns.generations)
+    none = batched.draft_token_ids[:0]
+    bare = replace(batched, draft_token_ids=none, support_counts=None, support_token_ids=None)
+    return ScoreAhead(bare, 1, batched.generations)
 
 
-def whole(ahead: ScoreAhead, columns: ScoreColumns) -> ScoreColumns:
+def whole(ahead: ScoreAhead, batched: ScoreBatch) -> ScoreBatch:
     """Columns that are passed on when they are there."""
-    counts, ids = columns.support_counts, columns.support_token_ids
-    return ahead.with_proposals(columns.draft_token_ids, None if counts is None or ids is None else (counts, ids))
+    counts, ids = batched.support_counts, batched.support_token_ids
+    return ahead.with_proposals(batched.draft_token_ids, None if counts is None or ids is None else (counts, ids))
 
 
 class ExpectingTwins(Twins):
@@ -39,12 +39,12 @@ class ExpectingTwins(Twins):
     _is_nested = False
 
     def _deliver(self, commands: Sequence[Any]) -> None:
-        columns = commands[0]
-        if len(commands) > 1 or not isinstance(columns, ScoreColumns) or not columns.draft_token_ids.size:
+        batched = commands[0]
+        if len(commands) > 1 or not isinstance(batched, ScoreBatch) or not batched.draft_token_ids.size:
             super()._deliver(commands)
             return
-        ahead = ahead_of(columns)
-        self.cores[0].expect(self._link_id, ahead.columns)
+        ahead = ahead_of(batched)
+        self.cores[0].expect(self._link_id, ahead.batched)
         if not self._is_nested:
             self._is_nested = True
             if self._chance(self._oddity / 4):
@@ -54,7 +54,7 @@ class ExpectingTwins(Twins):
                 super()._deliver([Release(10_000, self._new_generation())])
             self._step() if self._chance(0.3) else None
             self._is_nested = False
-        super()._deliver([whole(ahead, columns)])
+        super()._deliver([whole(ahead, batched)])
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ class ExpectingTwins(Twins):
 )
 def test_a_target_that_plans_ahead_says_and_holds_the_same(seed: int, num_pages: int, samplings: Samplings) -> None:
     switch = Switch()
-    expecting, executor = target_core(switch, takes_columns=True, num_pages=num_pages)
-    other, unplanned = target_core(switch, takes_columns=True, num_pages=num_pages)
+    expecting, executor = target_core(switch, takes_batch=True, num_pages=num_pages)
+    other, unplanned = target_core(switch, takes_batch=True, num_pages=num_pages)
     twins = ExpectingTwins("target", expecting, other, switch, seed, num_token_ids=NUM_TOKEN_IDS, samplings=samplings)
     twins.run(80)
     assert executor.num_planned > 10, twins.outcomes
@@ -87,14 +87,14 @@ class Expecting:
     def __init__(self, temperature: float = 0.0) -> None:
         self.caller = caller = Caller("target", temperature=temperature)
         for _ in range(5):  # after which the next step takes a page of each
-            caller.send(caller.columns(caller.items()))
+            caller.send(caller.batched(caller.items()))
             caller.run()
             caller.take()
         self.items = caller.items()
-        self.columns: ScoreColumns = caller.columns(self.items)
+        self.batched: ScoreBatch = caller.batched(self.items)
         self.num_free = caller.core.num_pages_free
-        self.ahead = ahead_of(self.columns)
-        caller.core.expect(0, self.ahead.columns)
+        self.ahead = ahead_of(self.batched)
+        caller.core.expect(0, self.ahead.batched)
         assert caller.core.num_pages_free < self.num_free
         self.texts = [list(session.sequence.token_ids) for session in caller.core.sessions.sessions()]
         assert not caller.core.has_work
@@ -104,9 +104,9 @@ class Expecting:
         found: int = type(self.caller.executor).num_planned
         return found
 
-    def bring(self, columns: ScoreColumns | None = None) -> None:
+    def bring(self, batched: ScoreBatch | None = None) -> None:
         """The draft tokens come."""
-        self.caller.send(whole(self.ahead, columns or self.columns))
+        self.caller.send(whole(self.ahead, batched or self.batched))
         self.caller.run()
 
     def check_forgotten(self) -> None:
@@ -144,7 +144,7 @@ def test_some_rows_are_scored_without_the_others(temperature: float) -> None:
     caller, whole_items = expecting.caller, expecting.items
     for rows in ([2, 0], [1, 3]):
         expecting.items = [whole_items[row] for row in rows]
-        some: Any = caller.columns(expecting.items)
+        some: Any = caller.batched(expecting.items)
         counts, ids = some.support_counts, some.support_token_ids
         supports = None if counts is None or ids is None else (counts, ids)
         caller.send(expecting.ahead.selected(rows).with_proposals(some.draft_token_ids, supports))
@@ -193,7 +193,7 @@ def test_the_end_of_the_link_frees_all_pages() -> None:
 
 def test_a_step_that_is_asked_for_anew_takes_the_plan_back() -> None:
     expecting = Expecting()
-    again = expecting.caller.columns(expecting.items)  # by the coordinator: the same, but not what the channel brings
+    again = expecting.caller.batched(expecting.items)  # by the coordinator: the same, but not what the channel brings
     expecting.caller.send(again)
     expecting.caller.run()
     assert expecting.num_planned == 0
@@ -203,9 +203,9 @@ def test_a_step_that_is_asked_for_anew_takes_the_plan_back() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_draft_tokens_that_are_none_take_the_plan_back(temperature: float) -> None:
     expecting = Expecting(temperature)
-    wrong = expecting.columns.draft_token_ids.copy()
+    wrong = expecting.batched.draft_token_ids.copy()
     wrong[0] = NUM_TOKEN_IDS + 5
-    expecting.bring(replace(expecting.columns, draft_token_ids=wrong))
+    expecting.bring(replace(expecting.batched, draft_token_ids=wrong))
     assert expecting.num_planned == 0
     _, events = expecting.caller.answered()
     assert sorted(event.session for event in events) == [1, 2, 3]
@@ -214,7 +214,7 @@ def test_draft_tokens_that_are_none_take_the_plan_back(temperature: float) -> No
 
 def test_supports_that_are_missing_take_the_plan_back() -> None:
     expecting = Expecting(1.0)
-    expecting.bring(replace(expecting.columns, support_counts=None, support_token_ids=None))
+    expecting.bring(replace(expecting.batched, support_counts=None, support_token_ids=None))
     assert expecting.num_planned == 0
     expecting.check_integrity()
 
@@ -222,7 +222,7 @@ def test_supports_that_are_missing_take_the_plan_back() -> None:
 def test_another_message_of_the_same_turn_takes_the_plan_back() -> None:
     expecting = Expecting()
     caller = expecting.caller
-    caller.send(whole(expecting.ahead, expecting.columns))
+    caller.send(whole(expecting.ahead, expecting.batched))
     caller.send(Release(77, caller.next_generation()))
     expecting.check_integrity()
     caller.run()
@@ -233,9 +233,9 @@ def test_another_message_of_the_same_turn_takes_the_plan_back() -> None:
 def test_a_second_plan_takes_the_place_of_the_first() -> None:
     expecting = Expecting()
     num_free = expecting.caller.core.num_pages_free
-    second = ahead_of(expecting.columns)
-    second = replace(second, columns=replace(second.columns, generations=second.columns.generations.copy()))
-    expecting.caller.core.expect(0, second.columns)
+    second = ahead_of(expecting.batched)
+    second = replace(second, batched=replace(second.batched, generations=second.batched.generations.copy()))
+    expecting.caller.core.expect(0, second.batched)
     assert expecting.caller.core.num_pages_free == num_free
     expecting.ahead = second
     expecting.bring()
@@ -246,11 +246,11 @@ def test_a_second_plan_takes_the_place_of_the_first() -> None:
 def test_nothing_is_planned_while_a_forward_runs() -> None:
     caller = Caller("target")
     caller.settle()
-    caller.send(caller.columns(caller.items()))
+    caller.send(caller.batched(caller.items()))
     caller.switch.is_on = False
     caller.step()
     num_free = caller.core.num_pages_free
-    caller.core.expect(0, ahead_of(caller.columns(caller.items())).columns)
+    caller.core.expect(0, ahead_of(caller.batched(caller.items())).batched)
     assert caller.core.num_pages_free == num_free
     caller.switch.is_on = True
     caller.run()
@@ -264,11 +264,11 @@ def test_nothing_is_planned_that_may_want_for_pages(num_spare: int) -> None:
     other = manager.open(4 * manager.pool.num_free)
     manager.extend(other, [1] * (manager.pool.page_size * (manager.pool.num_free - num_spare)))
     items = caller.items()
-    ahead = ahead_of(caller.columns(items))
-    caller.core.expect(0, ahead.columns)
+    ahead = ahead_of(caller.batched(items))
+    caller.core.expect(0, ahead.batched)
     assert caller.core.num_pages_free == num_spare
     manager.release(other)
-    caller.send(whole(ahead, caller.columns(items)))
+    caller.send(whole(ahead, caller.batched(items)))
     caller.run()
     assert type(caller.executor).num_planned == 0
     _, events = caller.answered()
@@ -298,8 +298,8 @@ def test_pages_of_a_plan_are_there_for_a_session_that_begins() -> None:
 def test_sessions_that_expect_no_drafts_are_not_planned() -> None:
     caller = Caller("target")
     caller.settle()
-    columns = caller.columns(caller.items())
+    batched = caller.batched(caller.items())
     lengths = np.array([NUM_DRAFTS, 0, NUM_DRAFTS, NUM_DRAFTS])
     num_free = caller.core.num_pages_free
-    caller.core.expect(0, replace(ahead_of(columns).columns, draft_lengths=lengths))
+    caller.core.expect(0, replace(ahead_of(batched).batched, draft_lengths=lengths))
     assert caller.core.num_pages_free == num_free

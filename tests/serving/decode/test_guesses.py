@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.columns import U4, U8
-from outrider.item_columns import command_columns
+from outrider.batched import U4, U8
+from outrider.item_batch import command_batch
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Proposal, Release
 from outrider.proposal_channel.pushes import ChainStart
@@ -55,11 +55,11 @@ class Drafting:
         self.ask([PROMPT - 1] * num_sessions)
 
     def ask(self, kept: list[int], length: int = K) -> list[Any]:
-        """Ask for proposals after all texts, of which the draft holds so much, as columns."""
+        """Ask for proposals after all texts, of which the draft holds so much, as arrays."""
         self.generation += 2
         rows = enumerate(zip(self.texts, kept, strict=True))
         items = [extend_item(n, self.generation, text, length, num_kept_tokens=held) for n, (text, held) in rows]
-        self.driver.core.handle(0, (command_columns(items),))
+        self.driver.core.handle(0, (command_batch(items),))
         self.proposals = sorted(self.driver.run(), key=lambda event: event.session)
         return self.proposals
 
@@ -69,8 +69,8 @@ class Drafting:
             (number, self.generation + 1, len(self.texts[number]), len(each.token_ids), each.token_ids[-1], UNKNOWN)
             for number, each in enumerate(self.proposals)
         ]
-        columns = [np.array(each, dtype=U8 if place < 2 else U4) for place, each in enumerate(zip(*rows, strict=True))]
-        self.driver.core.begin(0, ChainStart(Verdicts(*columns), CHANNEL))
+        batched = [np.array(each, dtype=U8 if place < 2 else U4) for place, each in enumerate(zip(*rows, strict=True))]
+        self.driver.core.begin(0, ChainStart(Verdicts(*batched), CHANNEL))
         assert self.driver.run() == [], "what nobody asked for is told to nobody"
 
     def counts(self) -> tuple[int, int]:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.columns import U4, U8, ScoreColumns
-from outrider.item_columns import command_columns
+from outrider.batched import U4, U8, ScoreBatch
+from outrider.item_batch import command_batch
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Release, Scores, SessionLost
 from outrider.proposal_channel.pushes import Pushes
@@ -95,9 +95,9 @@ class Sessions:
             items.append(
                 score_item(text.number, text.generation, text.tokens, own, num_kept_tokens=len(text.tokens) - 1)
             )
-        columns = command_columns(items)
-        assert isinstance(columns, ScoreColumns)
-        self.driver.core.handle(0, (replace(columns, channel=CHANNEL, begins_next=True),))
+        batched = command_batch(items)
+        assert isinstance(batched, ScoreBatch)
+        self.driver.core.handle(0, (replace(batched, channel=CHANNEL, begins_next=True),))
         self.take(self.until_idle(), {text.number: tuple(own) for text, own in zip(texts, drafts, strict=True)})
 
     def begin_chains(self, texts: Sequence[Text]) -> None:
@@ -132,7 +132,7 @@ class Sessions:
                 item = replace(item, trace_parent=parent(text.number))
                 self.traced.append((text.number, text.generation))
             items.append(item)
-        self.driver.core.handle(0, (command_columns(items),))
+        self.driver.core.handle(0, (command_batch(items),))
 
     @property
     def used(self) -> tuple[int, int]:

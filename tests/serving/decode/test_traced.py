@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.columns import AnswerColumns
+from outrider.batched import AnswerBatch
 from outrider.recording import ItemRecord
 from outrider.serving.decode.step import joined
 from outrider.telemetry.tracing import names
@@ -41,21 +41,21 @@ def traced_caller(role: str) -> tuple[Caller, Records]:
     return caller, records
 
 
-def plain(columns: AnswerColumns[Any]) -> list[list[int]]:
-    return [column.tolist() for column in (columns.sessions, columns.base_lengths, columns.counts, columns.token_ids)]
+def plain(batched: AnswerBatch[Any]) -> list[list[int]]:
+    return [column.tolist() for column in (batched.sessions, batched.base_lengths, batched.counts, batched.token_ids)]
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
 def test_a_step_with_traced_items_is_one_step_with_the_same_answers(role: str) -> None:
     caller, records = traced_caller(role)
     twin, _ = traced_caller(role)
-    twin.send(twin.columns(twin.items()))
+    twin.send(twin.batched(twin.items()))
     twin.run()
     items = caller.items()
     parents = ["", parent(1), NOT_SAMPLED, parent(3)]
     traced = [replace(item, trace_parent=each) for item, each in zip(items, parents, strict=True)]
     num_whole = caller.num_whole()
-    caller.send(caller.columns(traced))
+    caller.send(caller.batched(traced))
     caller.run()
     assert caller.num_whole() == num_whole + 1
     (answers,), _ = caller.answered()
@@ -81,7 +81,7 @@ def test_an_item_that_has_a_forward_to_itself_has_all_its_stages_below_it() -> N
     caller, records = traced_caller("target")
     items = caller.items()
     items[2] = replace(items[2], trace_parent=parent(2))
-    caller.send(caller.columns(items))
+    caller.send(caller.batched(items))
     caller.run()
     (item,) = records.items
     above, *below = item_spans(item, "item")
@@ -94,18 +94,18 @@ def test_an_item_that_has_a_forward_to_itself_has_all_its_stages_below_it() -> N
 def test_columns_that_are_joined_keep_their_traces(*, is_first: bool) -> None:
     caller = Caller("target")
     items = caller.items()
-    parts = [caller.columns(items[:1]), caller.columns([replace(each, trace_parent="t") for each in items[1:]])]
+    parts = [caller.batched(items[:1]), caller.batched([replace(each, trace_parent="t") for each in items[1:]])]
     found = joined(parts if is_first else parts[::-1])
     assert found is not None
     assert found.trace_parents == (["", "t", "t", "t"] if is_first else ["t", "t", "t", ""])
-    plain_parts = joined([caller.columns(items[:1]), caller.columns(items[1:])])
+    plain_parts = joined([caller.batched(items[:1]), caller.batched(items[1:])])
     assert plain_parts is not None and not plain_parts.trace_parents
 
 
 def test_traced_items_of_a_step_that_is_split_are_recorded_once() -> None:
     caller, records = traced_caller("target")
     items = [replace(item, trace_parent=parent(place)) for place, item in enumerate(caller.items())]
-    caller.run_released(caller.columns(items))
+    caller.run_released(caller.batched(items))
     assert sorted((item.session, item.outcome) for item in records.items) == [
         (0, "released"), (1, "Scores"), (2, "Scores"), (3, "Scores"),
     ]  # fmt: skip

@@ -16,8 +16,8 @@ from outrider.errors import NonFiniteLogitsError
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
 from outrider.model_executor.draft_heads.state_rows import StateRows
 from outrider.model_executor.draft_loop import DraftRow
-from outrider.model_executor.draft_loop.columns import DraftColumns
-from outrider.model_executor.draft_loop.results import DrawnColumns, Draws
+from outrider.model_executor.draft_loop.batched import DraftBatch
+from outrider.model_executor.draft_loop.results import DrawnBatch, Draws
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models import AttentionWindow
@@ -42,24 +42,20 @@ NUM_TOKEN_IDS = 257
 Core = EngineCore[Any, Any, Any, Any]
 
 
-def target_core(
-    switch: Switch, *, takes_columns: bool, num_pages: int, max_batched_tokens: int = 64
-) -> tuple[Core, Any]:
+def target_core(switch: Switch, *, takes_batch: bool, num_pages: int, max_batched_tokens: int = 64) -> tuple[Core, Any]:
     folder = cached_tiny_model("llama", seed=1, max_position_embeddings=512)
     runner = ModelRunner.load(folder, dtype="float32", page_size=4, num_pages=num_pages, max_model_len=320)
     executor = holding(TargetExecutor, switch)(runner)
     limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=False)
     table = SessionTable(runner.sequences, limits)
     budget = TokenBudget(max_batched_tokens=max_batched_tokens, max_prefill_beside=32)
-    return EngineCore(
-        table, executor, budget, lookahead=True, takes_columns=takes_columns, clock=switch.clock
-    ), executor
+    return EngineCore(table, executor, budget, lookahead=True, takes_batch=takes_batch, clock=switch.clock), executor
 
 
-def draft_core(switch: Switch, *, takes_columns: bool) -> tuple[Core, Any]:
+def draft_core(switch: Switch, *, takes_batch: bool) -> tuple[Core, Any]:
     answer = functools.partial(propose, acceptance=0.7)
     executor = holding(StandInExecutor, switch)(answer, busy_s=0.0, note=lambda _what, _items: None)
-    return EngineCore(new_session_table(), executor, takes_columns=takes_columns, clock=switch.clock), executor
+    return EngineCore(new_session_table(), executor, takes_batch=takes_batch, clock=switch.clock), executor
 
 
 @pytest.mark.parametrize(
@@ -74,8 +70,8 @@ def draft_core(switch: Switch, *, takes_columns: bool) -> tuple[Core, Any]:
 )
 def test_a_target_says_and_holds_the_same(seed: int, num_pages: int, samplings: Samplings) -> None:
     switch = Switch()
-    steady, executor = target_core(switch, takes_columns=True, num_pages=num_pages)
-    plain, other = target_core(switch, takes_columns=False, num_pages=num_pages)
+    steady, executor = target_core(switch, takes_batch=True, num_pages=num_pages)
+    plain, other = target_core(switch, takes_batch=False, num_pages=num_pages)
     twins = Twins("target", steady, plain, switch, seed, num_token_ids=NUM_TOKEN_IDS, samplings=samplings)
     twins.run(120)
     assert executor.num_columns > 20, twins.outcomes
@@ -96,8 +92,8 @@ def test_a_target_says_and_holds_the_same_of_plain_steps(
 ) -> None:
     monkeypatch.setattr(plain_steps, "FEWEST_SESSIONS", 4)
     switch = Switch()
-    steady, executor = target_core(switch, takes_columns=True, num_pages=num_pages)
-    plain, other = target_core(switch, takes_columns=False, num_pages=num_pages)
+    steady, executor = target_core(switch, takes_batch=True, num_pages=num_pages)
+    plain, other = target_core(switch, takes_batch=False, num_pages=num_pages)
     twins = PlainTwins("target", steady, plain, switch, seed, num_token_ids=NUM_TOKEN_IDS, samplings=samplings)
     twins.run(60)
     assert executor.num_plain > 20, twins.outcomes
@@ -109,8 +105,8 @@ def test_a_target_says_and_holds_the_same_of_plain_steps(
 
 def test_a_step_past_the_token_budget_goes_item_by_item() -> None:
     switch = Switch()
-    steady, executor = target_core(switch, takes_columns=True, num_pages=1200, max_batched_tokens=7)
-    plain, _ = target_core(switch, takes_columns=False, num_pages=1200, max_batched_tokens=7)
+    steady, executor = target_core(switch, takes_batch=True, num_pages=1200, max_batched_tokens=7)
+    plain, _ = target_core(switch, takes_batch=False, num_pages=1200, max_batched_tokens=7)
     twins = Twins("target", steady, plain, switch, 3, num_token_ids=NUM_TOKEN_IDS)
     twins.run(30)
     assert twins.outcomes["columns"] > 10
@@ -119,8 +115,8 @@ def test_a_step_past_the_token_budget_goes_item_by_item() -> None:
 
 def test_a_prompt_finds_its_pages_beside_a_step_that_was_split() -> None:
     switch = Switch()
-    steady, executor = target_core(switch, takes_columns=True, num_pages=1200)
-    plain, _ = target_core(switch, takes_columns=False, num_pages=1200)
+    steady, executor = target_core(switch, takes_batch=True, num_pages=1200)
+    plain, _ = target_core(switch, takes_batch=False, num_pages=1200)
     twins = Twins("target", steady, plain, switch, 1, num_token_ids=NUM_TOKEN_IDS)
     twins.begin_beside_a_split_step()
     assert executor.num_columns > 4
@@ -143,25 +139,25 @@ def drawn_by_forwards(runner: ModelRunner, rows: Sequence[DraftRow]) -> list[Dra
 
 
 class DrawnByForwards:
-    """``begin_draft`` by the same: as columns where all rows have draws. Until it is settled, sequences hold zeros."""
+    """``begin_draft`` by the same: as arrays where all rows have draws. Until it is settled, sequences hold zeros."""
 
-    def __init__(self, runner: ModelRunner, columns: DraftColumns) -> None:
-        runner.sequences.replace_tails(columns.sequences, columns.lengths, [()] * len(columns.sequences))
-        self._columns, self._drawn = columns, drawn_by_forwards(runner, columns.rows())
-        self._manager, self._texts = runner.sequences, [list(one.token_ids) for one in columns.sequences]
-        for sequence, context in zip(columns.sequences, columns.contexts, strict=True):
+    def __init__(self, runner: ModelRunner, batched: DraftBatch) -> None:
+        runner.sequences.replace_tails(batched.sequences, batched.lengths, [()] * len(batched.sequences))
+        self._arrays, self._drawn = batched, drawn_by_forwards(runner, batched.rows())
+        self._manager, self._texts = runner.sequences, [list(one.token_ids) for one in batched.sequences]
+        for sequence, context in zip(batched.sequences, batched.contexts, strict=True):
             self._manager.replace_tails([sequence], [context], [[0] * (sequence.length - context)])
 
     def settle(self) -> None:
-        tails = [text[context:] for text, context in zip(self._texts, self._columns.contexts, strict=True)]
-        self._manager.replace_tails(self._columns.sequences, self._columns.contexts, tails)
+        tails = [text[context:] for text, context in zip(self._texts, self._arrays.contexts, strict=True)]
+        self._manager.replace_tails(self._arrays.sequences, self._arrays.contexts, tails)
 
-    def finish(self) -> DrawnColumns | list[Draws]:
+    def finish(self) -> DrawnBatch | list[Draws]:
         if any(draws.error is not None for draws in self._drawn):
             return self._drawn
         ids = np.array([token_id for draws in self._drawn for token_id in draws.token_ids], dtype=np.int32)
-        has_supports = self._columns.metadata.needs_evidence
-        return DrawnColumns(self._columns.num_drafts, ids, supports_of(ids.tolist()) if has_supports else None)
+        has_supports = self._arrays.metadata.needs_evidence
+        return DrawnBatch(self._arrays.num_drafts, ids, supports_of(ids.tolist()) if has_supports else None)
 
 
 def supports_of(drawn: Sequence[int]) -> SparseEvidence:
@@ -170,7 +166,7 @@ def supports_of(drawn: Sequence[int]) -> SparseEvidence:
 
 
 def model_core(
-    switch: Switch, *, takes_columns: bool, max_model_len: int = 280, window: AttentionWindow | None = None
+    switch: Switch, *, takes_batch: bool, max_model_len: int = 280, window: AttentionWindow | None = None
 ) -> tuple[Core, Any]:
     folder = cached_tiny_model("llama", seed=1, max_position_embeddings=1024)
     runner = ModelRunner.load(
@@ -182,7 +178,7 @@ def model_core(
     executor._can_loop, executor._max_rows = True, 8
     limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=True)
     table = SessionTable(executor.sequences, limits)
-    return EngineCore(table, executor, takes_columns=takes_columns, clock=switch.clock), executor
+    return EngineCore(table, executor, takes_batch=takes_batch, clock=switch.clock), executor
 
 
 class LongTwins(Twins):
@@ -204,7 +200,7 @@ class LongTwins(Twins):
 @pytest.mark.parametrize("samplings", [pytest.param(GREEDY, marks=pytest.mark.integration), SAMPLED])
 def test_a_draft_with_a_window_says_and_holds_the_same(samplings: Samplings) -> None:
     switch, window = Switch(), AttentionWindow(20, 2)
-    cores = [model_core(switch, takes_columns=takes, max_model_len=690, window=window) for takes in (True, False)]
+    cores = [model_core(switch, takes_batch=takes, max_model_len=690, window=window) for takes in (True, False)]
     (steady, executor), (plain, other) = cores
     twins = LongTwins("draft", steady, plain, switch, 3, num_token_ids=NUM_TOKEN_IDS, samplings=samplings)
     twins.run(100)
@@ -219,8 +215,8 @@ def test_a_draft_with_a_window_says_and_holds_the_same(samplings: Samplings) -> 
 @pytest.mark.parametrize("samplings", [GREEDY, pytest.param(SAMPLED, marks=pytest.mark.integration)])
 def test_a_draft_model_says_and_holds_the_same(samplings: Samplings) -> None:
     switch = Switch()
-    steady, executor = model_core(switch, takes_columns=True)
-    plain, other = model_core(switch, takes_columns=False)
+    steady, executor = model_core(switch, takes_batch=True)
+    plain, other = model_core(switch, takes_batch=False)
     twins = Twins("draft", steady, plain, switch, 3, num_token_ids=NUM_TOKEN_IDS, samplings=samplings)
     twins.run(100)
     assert executor.num_columns > 20, twins.outcomes
@@ -232,8 +228,8 @@ def test_a_draft_model_says_and_holds_the_same(samplings: Samplings) -> None:
 @pytest.mark.parametrize(("seed", "samplings"), [(0, GREEDY), (1, GREEDY), (2, SAMPLED), (3, (*GREEDY, *SAMPLED))])
 def test_a_draft_says_and_holds_the_same(seed: int, samplings: Samplings) -> None:
     switch = Switch()
-    steady, executor = draft_core(switch, takes_columns=True)
-    plain, other = draft_core(switch, takes_columns=False)
+    steady, executor = draft_core(switch, takes_batch=True)
+    plain, other = draft_core(switch, takes_batch=False)
     twins = Twins("draft", steady, plain, switch, seed, num_token_ids=VOCAB_SIZE, samplings=samplings)
     twins.run(120)
     assert executor.num_columns > (40 if len(samplings) < 4 else 0), twins.outcomes
@@ -262,24 +258,24 @@ def pairs_drawn_by_forwards(runner: DraftHeadRunner, rows: Sequence[DraftRow], s
 class PairsDrawnByForwards:
     """``begin_draft`` of a head by the same."""
 
-    def __init__(self, runner: DraftHeadRunner, columns: DraftColumns, states: StateRows) -> None:
-        assert [sequence.length for sequence in columns.sequences] == columns.lengths
-        self._columns, self._drawn = columns, pairs_drawn_by_forwards(runner, columns.rows(), states)
-        for sequence, length in zip(columns.sequences, columns.contexts, strict=True):
+    def __init__(self, runner: DraftHeadRunner, batched: DraftBatch, states: StateRows) -> None:
+        assert [sequence.length for sequence in batched.sequences] == batched.lengths
+        self._arrays, self._drawn = batched, pairs_drawn_by_forwards(runner, batched.rows(), states)
+        for sequence, length in zip(batched.sequences, batched.contexts, strict=True):
             runner.sequences.truncate(sequence, length)
 
-    def finish(self) -> DrawnColumns | list[Draws]:
+    def finish(self) -> DrawnBatch | list[Draws]:
         if any(draws.error is not None for draws in self._drawn):
             return self._drawn
         ids = [token_id for draws in self._drawn for token_id in draws.token_ids]
-        return DrawnColumns(self._columns.num_drafts, np.array(ids, dtype=np.int32), None)
+        return DrawnBatch(self._arrays.num_drafts, np.array(ids, dtype=np.int32), None)
 
     def settle(self) -> None:
         """Pairs of drafted tokens are not held."""
 
 
 def head_core(
-    switch: Switch, folders: tuple[Path, Path], method: str, *, takes_columns: bool, loops: bool
+    switch: Switch, folders: tuple[Path, Path], method: str, *, takes_batch: bool, loops: bool
 ) -> tuple[Core, Any]:
     """A head, with or without loops."""
     given = served(method, *folders, "--num-pages", "1200", "--max-model-len", "256")
@@ -291,9 +287,7 @@ def head_core(
     executor = holding(type(given.executor), switch, asynchronous=False)(runner)
     limits = Limits(runner.head.config.layer.vocab_size, runner.max_model_len, trims=True)
     table = SessionTable(executor.sequences, limits)
-    return EngineCore(
-        table, executor, takes_columns=takes_columns, references=ReadStates(), clock=switch.clock
-    ), executor
+    return EngineCore(table, executor, takes_batch=takes_batch, references=ReadStates(), clock=switch.clock), executor
 
 
 @pytest.mark.parametrize(
@@ -305,8 +299,8 @@ def test_a_head_says_and_holds_the_same(method: str, samplings: Samplings, tmp_p
     target = cached_tiny_model("llama", seed=1)
     folders = (build_dflash if method == "dflash" else build_eagle3)(tmp_path), target
     switch = Switch()
-    steady, executor = head_core(switch, folders, method, takes_columns=True, loops=loops)
-    plain, other = head_core(switch, folders, method, takes_columns=False, loops=loops)
+    steady, executor = head_core(switch, folders, method, takes_batch=True, loops=loops)
+    plain, other = head_core(switch, folders, method, takes_batch=False, loops=loops)
     width = executor._width
     twins = HeadTwins(steady, plain, switch, 5, num_token_ids=NUM_TOKEN_IDS - 1, width=width, samplings=samplings)
     twins.run(100 if loops else 50)
@@ -322,8 +316,8 @@ def test_a_head_says_and_holds_the_same(method: str, samplings: Samplings, tmp_p
 def test_a_target_hands_over_the_same_states(seed: int) -> None:
     switch = Switch()
     cores = []
-    for takes_columns in (True, False):
-        core, executor = target_core(switch, takes_columns=takes_columns, num_pages=1200)
+    for takes_batch in (True, False):
+        core, executor = target_core(switch, takes_batch=takes_batch, num_pages=1200)
         executor.planes = PutStates()
         cores.append((core, executor))
     (steady, executor), (plain, other) = cores

@@ -1,4 +1,4 @@
-"""Waiting sessions: which columns are a step of theirs, by generation and by the text that these keep."""
+"""Waiting sessions: which arrays are a step of theirs, by generation and by the text that these keep."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.columns import ExtendColumns
+from outrider.batched import ExtendBatch
 from outrider.ports import Open
 from outrider.prefix_hash import BLOCK_TOKENS, PrefixHash, PrefixHasher
 from outrider.serving.decode.sessions import RunningSessions
@@ -53,11 +53,11 @@ def waiting() -> WaitingSessions:
     return WaitingSessions(table, RunningSessions.of(SESSIONS, None), [BASE, BASE])
 
 
-def asking(*, generation: int = ANSWERED + 1, kept: int = BASE + 2, hashed: int | None = None) -> ExtendColumns:
+def asking(*, generation: int = ANSWERED + 1, kept: int = BASE + 2, hashed: int | None = None) -> ExtendBatch:
     """The second session asks for this; the first one is in order."""
     texts = (BASE + 1, BASE + 1), (kept, kept if hashed is None else hashed)
     hashes = [Table().prefix_hash(one, length) for one, (_, length) in zip(SESSIONS, texts, strict=True)]
-    return ExtendColumns(
+    return ExtendBatch(
         np.array([3, 5], dtype="<u8"),
         np.array([ANSWERED + 1, generation], dtype="<u8"),
         np.array([kept for kept, _ in texts], dtype="<u4"),
@@ -77,7 +77,7 @@ def test_columns_that_keep_the_committed_text_and_drafts_after_it_are_a_step(kep
 
 
 @pytest.mark.parametrize(
-    "columns",
+    "batched",
     [
         pytest.param(asking(generation=ANSWERED), id="of the generation that was answered"),
         pytest.param(asking(generation=ANSWERED - 1), id="of an older generation"),
@@ -86,10 +86,10 @@ def test_columns_that_keep_the_committed_text_and_drafts_after_it_are_a_step(kep
         pytest.param(asking(kept=BASE + 2, hashed=BASE - BLOCK_TOKENS), id="another chain"),
     ],
 )
-def test_other_columns_are_none(columns: ExtendColumns) -> None:
-    assert waiting().find(0, columns, 5) is None
+def test_other_columns_are_none(batched: ExtendBatch) -> None:
+    assert waiting().find(0, batched, 5) is None
 
 
 def test_another_chain_of_the_same_running_hash_is_another_text() -> None:
-    columns = asking()
-    assert waiting().find(0, replace(columns, chains=bytes(len(columns.chains))), 5) is None
+    batched = asking()
+    assert waiting().find(0, replace(batched, chains=bytes(len(batched.chains))), 5) is None

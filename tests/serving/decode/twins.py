@@ -1,4 +1,4 @@
-"""Two cores over the same model, one of which takes columns as decode batches: a random load that both get, as bytes.
+"""Two cores over the same model, one of which takes arrays as decode batches: a random load that both get, as bytes.
 
 Owns what is asked, sound and unsound, and that both say the same and hold the same after every step.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.columns import CommandColumns
+from outrider.batched import CommandBatch
 from outrider.ports import EventBatch, Extend, Open, Opened, Prepare, Proposal, Release, Score, Scores
 from outrider.prefix_hash import PrefixHash, prefix_hash
 from outrider.serving.decode.plain_step import PlainStep
@@ -70,7 +70,7 @@ class Switch:
 
 
 def holding(kind: type[Any], switch: Switch, *, asynchronous: bool = True) -> type[Any]:
-    """The executor with forwards that go on until the switch is on; it counts steps of columns, those of them that
+    """The executor with forwards that go on until the switch is on; it counts steps of arrays, those of them that
     were planned before, and plans that were not used. One that is not ``asynchronous`` ends each forward at once.
     """
 
@@ -111,7 +111,7 @@ class Known:
 
 
 class Twins:
-    """The cores and what they are asked; ``steady`` takes columns."""
+    """The cores and what they are asked; ``steady`` takes arrays."""
 
     max_length = MAX_LENGTH
     prompt_lengths: tuple[int, ...] = (2, 7, 30, 252)
@@ -273,7 +273,7 @@ class Twins:
         else:
             content = target_commands_to_proto(commands).SerializeToString()
             read = target_commands_from_proto(pb.TargetCommands.FromString(content))
-        self.outcomes["columns"] += any(isinstance(command, CommandColumns) for command in read)
+        self.outcomes["columns"] += any(isinstance(command, CommandBatch) for command in read)
         self._deliver(read)
 
     def _deliver(self, commands: Sequence[Any]) -> None:
@@ -292,7 +292,7 @@ class Twins:
         for core in self.cores:
             messages = core.step()
             said.append([(link_id, *self._as_read(batch)) for link_id, batch in messages])
-            self.outcomes["answers in columns"] += sum(len(batch.columns) for _, batch in messages)
+            self.outcomes["answers in columns"] += sum(len(batch.batched) for _, batch in messages)
             core.tidy()
         assert same(said[0], said[1]), said
         self._compare_books()

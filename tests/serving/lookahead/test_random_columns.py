@@ -25,8 +25,8 @@ NUM_ROUNDS, ROUNDS_OF_A_KIND = 280, 20
 KINDS = (CALM, Kind(is_odd=True), CALM, Kind(), CALM, CALM, Kind(has_drafts=True, is_odd=True))
 
 
-class ColumnsCoordinator(Coordinator):
-    """Sends items as columns where there are enough of them, and reads answers as such."""
+class BatchCoordinator(Coordinator):
+    """Sends items as arrays where there are enough of them, and reads answers as such."""
 
     most_sessions = 8
 
@@ -59,7 +59,7 @@ class _Rig:
         self.executor = CountingExecutor(self.runner)  # type: ignore[arg-type]
         self.core = core_of(self.executor, lookahead=True, max_batched_tokens=64)
         self.core.recorder = self.spans = Spans()
-        self.links = {i: ColumnsCoordinator(self.core, i, self.choose) for i in range(2)}
+        self.links = {i: BatchCoordinator(self.core, i, self.choose) for i in range(2)}
         self.outcomes: Counter[str] = Counter()
         self.num_checked = self.num_grown = self.num_queued = 0
         """Answers; rows of plain steps that followed others, and of those that were queued."""
@@ -106,12 +106,12 @@ class _Rig:
         self.num_checked += self.links.pop(link_id).num_checked
         self.core.drop_link(link_id)
         newest = max(link_id, *self.links, -1) + 1
-        self.links[newest] = ColumnsCoordinator(self.core, newest, self.choose)
+        self.links[newest] = BatchCoordinator(self.core, newest, self.choose)
 
     def step(self) -> None:
         messages = self.core.step()
         for link_id, batch in messages:
-            self.outcomes["columns"] += len(batch.columns)
+            self.outcomes["columns"] += len(batch.batched)
             for event, timing in self._as_read(batch).timed():
                 if timing is not None:
                     stages = (timing.queue_ns, timing.forward_ns, timing.sample_ns, timing.wait_ns)

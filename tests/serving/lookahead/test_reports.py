@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from outrider.item_columns import columns_of_commands
+from outrider.item_batch import batch_of_commands
 from outrider.ports import Prepare, Scores
 from outrider.serving.decode import plain_steps
 from outrider.serving.output_processor import OutputProcessor
@@ -60,7 +60,7 @@ def test_answers_of_a_forward_in_arrays_tell_its_end_though_they_leave_apart(mon
 
     def ask(sessions: range, generation: int) -> None:
         items = [score_item(n, generation, texts[n], num_kept_tokens=kept[n]) for n in sessions]
-        core.handle(driver.link_id, columns_of_commands(items))
+        core.handle(driver.link_id, batch_of_commands(items))
 
     ends_of(range(NUM_SESSIONS))
     ends = []

@@ -1,6 +1,6 @@
-"""Item columns: single commands and answers as columns, which is how they travel and how many are taken at once.
+"""Item arrays: single commands and answers as arrays, which is how they travel and how many are taken at once.
 
-A group of items with the same form makes one set of columns. ``columns_of_...`` form such groups, and raise
+A group of items with the same form makes one set of arrays. ``columns_of_...`` form such groups, and raise
 ``ProtocolError`` for items whose parts do not fit each other.
 """
 
@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import (
+from outrider.batched import (
     F4,
     I4,
     MAX_ROW_TOKENS,
     U4,
     U8,
-    AnswerColumns,
+    AnswerBatch,
     Column,
-    CommandColumns,
-    ExtendColumns,
+    CommandBatch,
+    ExtendBatch,
     LogprobColumns,
-    ScoreColumns,
-    StateColumns,
-    SupportColumns,
+    ScoreBatch,
+    StateBatch,
+    SupportBatch,
     has_whole_evidence,
     token_scores,
 )
@@ -49,30 +49,30 @@ _INLINE = "inline"
 """Form of hidden states that are not by one reference."""
 
 
-def columns_of_commands(commands: Sequence[Extend | Score]) -> list[CommandColumns]:
-    """Commands of different sessions as columns: by kind and form of hidden states, prompts apart."""
+def batch_of_commands(commands: Sequence[Extend | Score]) -> list[CommandBatch]:
+    """Commands of different sessions as arrays: by kind and form of hidden states, prompts apart."""
     if len(commands) == 1:
-        return [command_columns(commands)]
+        return [command_batch(commands)]
     groups: dict[object, list[Extend | Score]] = {}
     for command in commands:
         groups.setdefault((type(command), _command_form(command)), []).append(command)
-    return [command_columns(group) for group in groups.values()]
+    return [command_batch(group) for group in groups.values()]
 
 
-def columns_of_answers(
+def batch_of_answers(
     answers: Sequence[Proposal | Scores], timings: Sequence[ItemTiming] = ()
-) -> list[AnswerColumns[Any]]:
-    """Answers to different sessions as columns, by form; each with whole rows of probabilities by itself.
+) -> list[AnswerBatch[Any]]:
+    """Answers to different sessions as arrays, by form; each with whole rows of probabilities by itself.
 
     ``timings``: of each, or none.
     """
     if len(answers) == 1:
-        return [_checked_columns(answers, timings)]
+        return [_checked_batch(answers, timings)]
     groups: dict[object, list[int]] = {}
     for place, answer in enumerate(answers):
         groups.setdefault(_answer_form(answer), []).append(place)
     return [
-        _checked_columns([answers[place] for place in places], [timings[place] for place in places] if timings else ())
+        _checked_batch([answers[place] for place in places], [timings[place] for place in places] if timings else ())
         for places in groups.values()
     ]
 
@@ -88,11 +88,11 @@ def _command_form(command: Extend | Score) -> object:
 
 
 def _states_form(states: HiddenStates | None) -> object:
-    return None if states is None else StateColumns.form_of(states) or _INLINE
+    return None if states is None else StateBatch.form_of(states) or _INLINE
 
 
-def command_columns(commands: Sequence[Any]) -> CommandColumns:
-    """Commands of one kind as columns: all bring or want hidden states by the same reference, or none does."""
+def command_batch(commands: Sequence[Any]) -> CommandBatch:
+    """Commands of one kind as arrays: all bring or want hidden states by the same reference, or none does."""
     first = commands[0]
     token_ids = [command.token_ids for command in commands]
     heads = (
@@ -110,11 +110,11 @@ def command_columns(commands: Sequence[Any]) -> CommandColumns:
         lengths = np.array([command.draft_length for command in commands], dtype=U4)
         states = [command.hidden_states for command in commands]
         if _states_form(first.hidden_states) in (None, _INLINE):
-            return ExtendColumns(*heads, lengths, None, 0, parents, () if first.hidden_states is None else states)
-        return ExtendColumns(*heads, lengths, StateColumns.of(states), 0, parents)
+            return ExtendBatch(*heads, lengths, None, 0, parents, () if first.hidden_states is None else states)
+        return ExtendBatch(*heads, lengths, StateBatch.of(states), 0, parents)
     drafts = [command.draft_token_ids for command in commands]
     firsts = [command.hidden_states_from for command in commands]
-    return ScoreColumns(
+    return ScoreBatch(
         *heads,
         np.array([len(row) for row in drafts], dtype=U4),
         np.array([token_id for row in drafts for token_id in row], dtype=U4),
@@ -180,24 +180,24 @@ def _answer_form(answer: Proposal | Scores) -> object:
     return type(answer.form), wants, _states_form(answer.hidden_states)
 
 
-def _checked_columns(answers: Sequence[Any], timings: Sequence[ItemTiming]) -> AnswerColumns[Any]:
-    """Answers of one form as columns, with what arrays do not hold."""
+def _checked_batch(answers: Sequence[Any], timings: Sequence[ItemTiming]) -> AnswerBatch[Any]:
+    """Answers of one form as arrays, with what arrays do not hold."""
     is_proposal = isinstance(answers[0], Proposal)
     (_check_evidence if is_proposal else _check_forms)(answers)
     details = _proposal_details(answers) if is_proposal else _score_details(answers)
-    columns = answer_columns(answers, timings)
-    return replace(columns, details=details) if details else columns
+    batched = answer_batch(answers, timings)
+    return replace(batched, details=details) if details else batched
 
 
-def answer_columns(answers: Sequence[Any], timings: Sequence[ItemTiming]) -> AnswerColumns[Any]:
-    """Answers of one form, whose parts fit each other, as columns without ``details``."""
+def answer_batch(answers: Sequence[Any], timings: Sequence[ItemTiming]) -> AnswerBatch[Any]:
+    """Answers of one form, whose parts fit each other, as arrays without ``details``."""
     first = answers[0]
     is_proposal = isinstance(first, Proposal)
     rows, masses, supports = (_proposed if is_proposal else _scored)(answers)
     states = None
     if not is_proposal and _states_form(first.hidden_states) not in (None, _INLINE):
-        states = StateColumns.of([answer.hidden_states for answer in answers])
-    return AnswerColumns(
+        states = StateBatch.of([answer.hidden_states for answer in answers])
+    return AnswerBatch(
         np.array([answer.session for answer in answers], dtype=U8),
         np.array([answer.generation for answer in answers], dtype=U8),
         np.array([answer.base_length for answer in answers], dtype=U4),
@@ -214,17 +214,17 @@ def answer_columns(answers: Sequence[Any], timings: Sequence[ItemTiming]) -> Ans
     )
 
 
-def proposal_columns(
+def proposal_batch(
     proposals: Sequence[Proposal], timings: Sequence[ItemTiming], channel: int
-) -> AnswerColumns[Proposal] | None:
-    """Proposals of one step as columns; None unless each has tokens, and whole sparse evidence or none like the others.
+) -> AnswerBatch[Proposal] | None:
+    """Proposals of one step as arrays; None unless each has tokens, and whole sparse evidence or none like the others.
     ``timings``: of each, or none.
     """
     is_alike = all(map(has_whole_evidence, proposals)) or all(proposal.evidence is None for proposal in proposals)
     if not is_alike or not all(proposal.token_ids for proposal in proposals):
         return None
-    columns = answer_columns(proposals, timings)
-    return replace(columns, channel=channel) if channel else columns
+    batched = answer_batch(proposals, timings)
+    return replace(batched, channel=channel) if channel else batched
 
 
 def _timing_numbers(timings: Sequence[ItemTiming]) -> Sequence[int]:
@@ -233,11 +233,11 @@ def _timing_numbers(timings: Sequence[ItemTiming]) -> Sequence[int]:
     return [number for timing in timings for number in timing.numbers]
 
 
-def _proposed(proposals: Sequence[Any]) -> tuple[Any, None, SupportColumns | None]:
+def _proposed(proposals: Sequence[Any]) -> tuple[Any, None, SupportBatch | None]:
     rows, evidence = [proposal.token_ids for proposal in proposals], [proposal.evidence for proposal in proposals]
     if not isinstance(evidence[0], SparseEvidence):
         return rows, None, None
-    supports = SupportColumns(
+    supports = SupportBatch(
         np.concatenate([each.counts for each in evidence]),
         np.concatenate([each.token_ids for each in evidence]),
         np.concatenate([each.probs for each in evidence]),
@@ -245,7 +245,7 @@ def _proposed(proposals: Sequence[Any]) -> tuple[Any, None, SupportColumns | Non
     return rows, None, supports
 
 
-def _scored(scores: Sequence[Any]) -> tuple[Any, Column | None, SupportColumns | None]:
+def _scored(scores: Sequence[Any]) -> tuple[Any, Column | None, SupportBatch | None]:
     forms = [each.form for each in scores]
     if isinstance(forms[0], TokenScores):
         return [each.token_ids for each in forms], None, None
@@ -257,7 +257,7 @@ def _scored(scores: Sequence[Any]) -> tuple[Any, Column | None, SupportColumns |
     supports = None
     if sizes.any():
         probs = np.concatenate([each.support_probs for each in forms])
-        supports = SupportColumns(sizes, _NO_IDS, probs.astype(F4, copy=False))
+        supports = SupportBatch(sizes, _NO_IDS, probs.astype(F4, copy=False))
     return [each.outside_token_ids for each in forms], np.concatenate([each.outside_mass for each in forms]), supports
 
 

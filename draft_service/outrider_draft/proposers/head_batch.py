@@ -1,6 +1,6 @@
-"""Drafts of a head for a step that came as columns: all states in one tensor, from where they were fetched to the loop.
+"""Drafts of a head for a step that came as arrays: all states in one tensor, from where they were fetched to the loop.
 
-Owns how the columns become rows of a loop, and what it drew becomes columns. Without loops, on a CPU and for blocks,
+Owns how the arrays become rows of a loop, and what it drew becomes arrays. Without loops, on a CPU and for blocks,
 the step is computed as its single items would be.
 """
 
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from outrider.columns import StateColumns
+from outrider.batched import StateBatch
 from outrider.kernels.device_stream import to_device
 from outrider.model_executor.draft_heads.state_rows import StateRows
-from outrider.model_executor.draft_loop.columns import DraftColumns
+from outrider.model_executor.draft_loop.batched import DraftBatch
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.ports import Proposal
 from outrider.serving.executor import ExecutorOutput
-from outrider_draft.columns_forward import LoopForward, output_of
+from outrider_draft.batch_forward import LoopForward, output_of
 
 if TYPE_CHECKING:
     from outrider.serving.decode.step import DecodeBatch
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 @torch.inference_mode()
-def begin_loop(executor: HeadExecutor, step: DecodeBatch, states: StateColumns) -> LoopForward:
+def begin_loop(executor: HeadExecutor, step: DecodeBatch, states: StateBatch) -> LoopForward:
     """Start the loop; then bring texts and last states up to date, which do not depend on what is drawn. ``states``
     were fetched, and are those of the pairs.
     """
-    rows, columns = step.rows, step.columns
+    rows, batched = step.rows, step.batched
     own_rows, last_places = _rows_of(states, executor.runner.head.dtype)
-    drawing = DraftColumns(
+    drawing = DraftBatch(
         rows.kvs,
         rows.metadata,
         step.bases.tolist(),
-        columns.token_ids.tolist(),
-        columns.counts.tolist(),
+        batched.token_ids.tolist(),
+        batched.counts.tolist(),
         executor.lengths(step).tolist(),
         rows.lags,
     )
@@ -63,7 +63,7 @@ class ItemsForward:
     @torch.inference_mode()
     def finish(self) -> ExecutorOutput[Proposal]:
         """Compute it; called once."""
-        items: Any = self._step.columns.items()
+        items: Any = self._step.batched.items()
         jobs = [self._executor.begin(session, item) for session, item in zip(self._step.sessions, items, strict=True)]
         output = self._executor.execute([(job, job.num_left) for job in jobs])
         answers = [answer for answer in output.results if isinstance(answer, Proposal)]
@@ -71,10 +71,10 @@ class ItemsForward:
             return output
         drawn = [Draws(answer.token_ids, answer.evidence) for answer in answers]
         found = output_of(self._step, drawn, output.computed_ns)
-        return output if found.columns is None else found
+        return output if found.batched is None else found
 
 
-def _rows_of(states: StateColumns, dtype: torch.dtype) -> tuple[StateRows, torch.Tensor]:
+def _rows_of(states: StateBatch, dtype: torch.dtype) -> tuple[StateRows, torch.Tensor]:
     """The states as a loop takes them, and the row [B] int32 of each session's last in their one part."""
     tensor, ends, places = states.tensor.to(dtype), states.counts.cumsum() - 1, states.places()
     if places is None:

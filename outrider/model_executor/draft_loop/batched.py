@@ -28,7 +28,7 @@ _OF_GUESSES = [int(column) for column in (Column.METHOD, Column.STREAM)]
 
 
 @dataclass(frozen=True, slots=True)
-class MetadataColumns:
+class MetadataBatch:
     """``DraftMetadata`` of sessions."""
 
     each: Sequence[DraftMetadata]  # [B]
@@ -38,16 +38,16 @@ class MetadataColumns:
     """True if evidence is of one form, or none has any."""
 
     @classmethod
-    def of(cls, metadata: Sequence[DraftMetadata]) -> MetadataColumns:
+    def of(cls, metadata: Sequence[DraftMetadata]) -> MetadataBatch:
         """Columns of the given metadata."""
         words = np.frombuffer(bytearray().join([one.words for one in metadata]), dtype=np.int32)
         keys_base = np.array([one.keys_base for one in metadata], dtype=np.int32)
         forms = {(one.needs_evidence, one.is_certain) for one in metadata}
         return cls(list(metadata), words.reshape(-1, NUM_COLUMNS), keys_base, len(forms) == 1)
 
-    def selected(self, places: NDArray[np.intp]) -> MetadataColumns:
+    def selected(self, places: NDArray[np.intp]) -> MetadataBatch:
         """Columns of those at these places."""
-        return MetadataColumns.of([self.each[place] for place in places.tolist()])
+        return MetadataBatch.of([self.each[place] for place in places.tolist()])
 
     @property
     def needs_evidence(self) -> bool:
@@ -61,14 +61,14 @@ class MetadataColumns:
 
 
 @dataclass(slots=True)
-class DraftColumns:
+class DraftBatch:
     """Append tokens to sequences, which all differ and have room, and draw what follows.
 
     Of as many rows as there mostly are, lists are read and made sooner than arrays.
     """
 
     sequences: Sequence[KVSequence]  # [B]
-    metadata: MetadataColumns
+    metadata: MetadataBatch
     bases: Sequence[int]  # [B] committed tokens
     token_ids: list[int]  # [T]
     counts: Sequence[int]  # [B] of those, as ``DraftRow.token_ids``
@@ -94,11 +94,11 @@ class DraftColumns:
         self.texts = [ids[end - count : end] for end, count in zip(ends, self.counts, strict=True)]
 
     @classmethod
-    def of(cls, rows: Sequence[DraftRow]) -> DraftColumns:
+    def of(cls, rows: Sequence[DraftRow]) -> DraftBatch:
         """Columns of rows that append to all that their sequences hold."""
         return cls(
             [row.sequence for row in rows],
-            MetadataColumns.of([row.metadata for row in rows]),
+            MetadataBatch.of([row.metadata for row in rows]),
             [row.base for row in rows],
             [token_id for row in rows for token_id in row.token_ids],
             [len(row.token_ids) for row in rows],
@@ -130,19 +130,19 @@ class DraftColumns:
         return [DraftRow(*head) for head in heads]
 
 
-def plan_columns(table: KVCacheManager, columns: DraftColumns) -> DraftPlan:
+def plan_draft_batch(table: KVCacheManager, batched: DraftBatch) -> DraftPlan:
     """Lay a loop out before its sequences are truncated to what is kept and extended: these have pages for that.
     ``OutOfPagesError``, without a change, if there are too few.
     """
-    counts, num_drafts = columns.counts, columns.num_drafts
+    counts, num_drafts = batched.counts, batched.num_drafts
     if table.states is not None:
-        table.require_states(columns.sequences, columns.lengths)
+        table.require_states(batched.sequences, batched.lengths)
     appended = [count + drafts - 1 for count, drafts in zip(counts, num_drafts, strict=True)]
-    pages = table.make_room(columns.sequences, columns.lengths, appended)
+    pages = table.make_room(batched.sequences, batched.lengths, appended)
     size = pages.page_size
     positions: list[int] = []
     slots: list[int] = []
-    for own, start, count in zip(pages.tables, columns.lengths, counts, strict=True):
+    for own, start, count in zip(pages.tables, batched.lengths, counts, strict=True):
         index, offset = divmod(start, size)
         if offset + count <= size:
             first = own[index] * size + offset
@@ -151,17 +151,17 @@ def plan_columns(table: KVCacheManager, columns: DraftColumns) -> DraftPlan:
             slots += slots_in(own[index:], offset, count, size)
         positions += range(start, start + count)
     return DraftPlan(
-        columns.token_ids,
+        batched.token_ids,
         positions,
         slots,
         list(itertools.accumulate(counts)),
-        columns.contexts,
+        batched.contexts,
         pages.tables,
-        array("i", columns.words().tobytes()),
+        array("i", batched.words().tobytes()),
         num_steps=max(num_drafts),
         catch_up=max(counts),
         page_copies=tuple(table.pending_copies()),
-        states=table.plan_states(columns.sequences, columns.lengths, counts, [max(num_drafts) - 1] * len(counts)),
+        states=table.plan_states(batched.sequences, batched.lengths, counts, [max(num_drafts) - 1] * len(counts)),
     )
 
 

@@ -1,7 +1,7 @@
 """Columns: items of many sessions as arrays, one array for each field, of a decode batch.
 
 A value for each session and step takes several times as long to make as an array for each field of all. Both ports take
-and give columns beside single items. Knows no bytes: those are ``outrider.transport.convert``'s.
+and give arrays beside single items. Knows no bytes: those are ``outrider.transport.convert``'s.
 
 Shape letters: ``B`` sessions, ``T`` tokens of all of them, ``N`` ids of all supports.
 """
@@ -34,7 +34,7 @@ from outrider.values import step_value
 Column = NDArray[Any]
 U8, U4, I4, F4 = np.dtype("<u8"), np.dtype("<u4"), np.dtype("<i4"), np.dtype("<f4")
 U1 = np.dtype("u1")
-"""Types that columns travel in: one that is made in its type is not converted. Made once, since to read a type from its
+"""Types that arrays travel in: one that is made in its type is not converted. Made once, since to read a type from its
 name takes as long as to read a column."""
 MAX_ROW_TOKENS = 64
 """Committed tokens of a step. More are a prompt."""
@@ -44,7 +44,7 @@ EventT_co = TypeVar("EventT_co", covariant=True)
 
 
 @step_value(frozen=True, slots=True)
-class StateColumns:
+class StateBatch:
     """Hidden states of sessions that differ, each by one reference to the same plane, or fetched."""
 
     plane_id: bytes
@@ -65,9 +65,9 @@ class StateColumns:
         """Bytes of one position."""
         return self.width * STATE_BYTES[self.dtype]
 
-    def selected(self, places: Any) -> StateColumns:  # noqa: ANN401 - indices or a slice
+    def selected(self, places: Any) -> StateBatch:  # noqa: ANN401 - indices or a slice
         """Columns of the sessions at these places, not fetched."""
-        return StateColumns(
+        return StateBatch(
             self.plane_id,
             self.width,
             self.dtype,
@@ -96,13 +96,13 @@ class StateColumns:
 
     @staticmethod
     def form_of(states: HiddenStates) -> tuple[object, ...] | None:
-        """Properties that the states of a step share to be columns; None for states that are not by one reference."""
+        """Properties that the states of a step share to be arrays; None for states that are not by one reference."""
         if len(states.references) != 1 or not states.num_rows or states.tensor is not None:
             return None
         return states.references[0].plane_id, states.width, states.dtype
 
     @classmethod
-    def of(cls, states: Sequence[HiddenStates]) -> StateColumns:
+    def of(cls, states: Sequence[HiddenStates]) -> StateBatch:
         """States whose ``form_of`` is the same."""
         references = [each.references[0] for each in states]
         return cls(
@@ -117,7 +117,7 @@ class StateColumns:
 
 
 @step_value(frozen=True, slots=True)
-class SupportColumns:
+class SupportBatch:
     """Supports in the answers of sampled sessions, one after the other."""
 
     counts: Column
@@ -145,9 +145,9 @@ class LogprobColumns:
         positions = [position for row in rows for position in row]
         if not positions:
             return None
-        columns = zip(*[(each.token_ids, each.logprobs, each.ranks, each.top_token_ids, each.top_logprobs)
+        batched = zip(*[(each.token_ids, each.logprobs, each.ranks, each.top_token_ids, each.top_logprobs)
                         for each in positions], strict=True)  # fmt: skip
-        ids, logprobs, ranks, top_ids, top_logprobs = [np.concatenate(column) for column in columns]
+        ids, logprobs, ranks, top_ids, top_logprobs = [np.concatenate(column) for column in batched]
         return cls(
             np.array([len(row) for row in rows], dtype=U4),
             np.array([each.token_ids.size for each in positions], dtype=U4),
@@ -199,7 +199,7 @@ class LogprobColumns:
 
 
 @step_value(frozen=True, slots=True)
-class AnswerColumns(Generic[EventT_co]):
+class AnswerBatch(Generic[EventT_co]):
     """Proposals or scores of sessions that differ: tokens, or what ``SparseEvidence`` and ``SparseScores`` hold."""
 
     sessions: Column  # [B] uint64
@@ -213,9 +213,9 @@ class AnswerColumns(Generic[EventT_co]):
     outside_masses: Column | None = None  # [T] float32
     """Probability mass outside of ``SparseScores``; ``token_ids`` are then int32, and may be -1. None: other answers.
     """
-    states: StateColumns | None = None
+    states: StateBatch | None = None
     """Hidden states of scores, if they were asked for."""
-    supports: SupportColumns | None = None
+    supports: SupportBatch | None = None
     """Supports of proposals with evidence, or of sparse scores of these; None: there are none."""
     channel: int = 0
     """Proposal channel. Of proposals: the proposal channel by which they are to go, or have gone, to the target too. Of
@@ -239,17 +239,17 @@ class AnswerColumns(Generic[EventT_co]):
         """Names proposals on their channel: by sessions and generations."""
         return _channel_key(self.sessions, self.generations)
 
-    def selected(self, places: NDArray[np.intp]) -> AnswerColumns[EventT_co]:
+    def selected(self, places: NDArray[np.intp]) -> AnswerBatch[EventT_co]:
         """The answers at these places."""
         tokens, supports = ragged(self.counts, places), self.supports
         if supports is not None:
             if self.outside_masses is None:
                 ids = ragged(supports.counts, tokens)
-                supports = SupportColumns(supports.counts[tokens], supports.token_ids[ids], supports.probs[ids])
+                supports = SupportBatch(supports.counts[tokens], supports.token_ids[ids], supports.probs[ids])
             else:
                 ids = ragged(supports.counts, places)
-                supports = SupportColumns(supports.counts[places], supports.token_ids, supports.probs[ids])
-        return AnswerColumns(
+                supports = SupportBatch(supports.counts[places], supports.token_ids, supports.probs[ids])
+        return AnswerBatch(
             self.sessions[places],
             self.generations[places],
             self.base_lengths[places],
@@ -334,7 +334,7 @@ class AnswerColumns(Generic[EventT_co]):
 
 
 @step_value(frozen=True, slots=True)
-class ExtendColumns:
+class ExtendBatch:
     """``Extend`` of sessions that differ."""
 
     sessions: Column  # [B]
@@ -346,10 +346,10 @@ class ExtendColumns:
     counts: Column  # [B] committed tokens of each
     token_ids: Column  # [T]
     draft_lengths: Column  # [B] tokens asked for
-    states: StateColumns | None = None
+    states: StateBatch | None = None
     """Hidden states for a draft that reads them."""
     channel: int = 0
-    """The proposal channel by which the proposals go to the target too, if they leave as columns; 0: by none."""
+    """The proposal channel by which the proposals go to the target too, if they leave as arrays; 0: by none."""
     trace_parents: Sequence[str] = ()  # [B], or none; empty for one that is not traced
     hidden_states: Sequence[HiddenStates] = ()  # [B], or none
     """Hidden states that ``states`` cannot hold."""
@@ -368,7 +368,7 @@ class ExtendColumns:
 
 
 @step_value(frozen=True, slots=True)
-class ScoreColumns:
+class ScoreBatch:
     """``Score`` of sessions that differ."""
 
     sessions: Column  # [B]
@@ -401,9 +401,9 @@ class ScoreColumns:
     def __len__(self) -> int:
         return len(self.sessions)
 
-    def without_drafts(self, places: NDArray[np.intp]) -> ScoreColumns:
+    def without_drafts(self, places: NDArray[np.intp]) -> ScoreBatch:
         """The commands at these places, without their draft tokens and supports."""
-        return ScoreColumns(
+        return ScoreBatch(
             self.sessions[places],
             self.generations[places],
             self.num_kept_tokens[places],
@@ -439,7 +439,7 @@ class ScoreColumns:
         return found
 
 
-CommandColumns = ExtendColumns | ScoreColumns
+CommandBatch = ExtendBatch | ScoreBatch
 
 
 def has_whole_evidence(proposal: Proposal) -> bool:
@@ -457,21 +457,21 @@ def has_whole_evidence(proposal: Proposal) -> bool:
 class ScoreAhead:
     """``Score`` of sessions whose draft tokens come by a proposal channel, sent while the draft computes."""
 
-    columns: ScoreColumns
+    batched: ScoreBatch
     """Score items without draft tokens and supports; ``draft_lengths`` are what the draft was asked for."""
     channel: int
     proposals: Column  # [B] uint64, generations of the ``Extend`` that the proposals answer
 
     @property
     def channel_key(self) -> bytes:
-        """Names the proposals that it waits for, as ``AnswerColumns.channel_key`` does."""
-        return _channel_key(self.columns.sessions, self.proposals)
+        """Names the proposals that it waits for, as ``AnswerBatch.channel_key`` does."""
+        return _channel_key(self.batched.sessions, self.proposals)
 
     def rows_for(self, key: bytes, counts: Column) -> Sequence[int] | None:
         """Rows that wait for the proposals of one message, in its order; None unless each proposal is waited for here,
-        and has as many tokens as were asked for. ``key``: its ``AnswerColumns.channel_key``, ``counts`` [B] its tokens.
+        and has as many tokens as were asked for. ``key``: its ``AnswerBatch.channel_key``, ``counts`` [B] its tokens.
         """
-        lengths = self.columns.draft_lengths
+        lengths = self.batched.draft_lengths
         if key == self.channel_key:
             return range(lengths.size) if np.array_equal(lengths, counts) else None
         known = zip(_keys_of(self.channel_key), enumerate(lengths.tolist()), strict=True)
@@ -483,19 +483,19 @@ class ScoreAhead:
     def selected(self, rows: Sequence[int]) -> ScoreAhead:
         """Announcement of these rows alone."""
         places = np.array(rows, dtype=np.intp)
-        return ScoreAhead(self.columns.without_drafts(places), self.channel, self.proposals[places])
+        return ScoreAhead(self.batched.without_drafts(places), self.channel, self.proposals[places])
 
     def without(self, rows: Sequence[int]) -> ScoreAhead | None:
         """Rest that still waits after the proposals of these rows have arrived; None if nothing does."""
-        if len(rows) == len(self.columns):
+        if len(rows) == len(self.batched):
             return None
-        return self.selected(sorted(set(range(len(self.columns))).difference(rows)))
+        return self.selected(sorted(set(range(len(self.batched))).difference(rows)))
 
-    def with_proposals(self, draft_token_ids: Column, supports: tuple[Column, Column] | None) -> ScoreColumns:
+    def with_proposals(self, draft_token_ids: Column, supports: tuple[Column, Column] | None) -> ScoreBatch:
         """Scores to compute, now that the proposals are there. ``supports``: counts and ids."""
         counts, ids = (None, None) if supports is None else supports
         return replace(
-            self.columns,
+            self.batched,
             draft_token_ids=draft_token_ids,
             support_counts=counts,
             support_token_ids=ids,
@@ -508,25 +508,23 @@ def token_scores(session: int, generation: int, base_length: int, token_ids: tup
     return Scores(session, generation, base_length, TokenScores(token_ids))
 
 
-def is_batch(columns: CommandColumns) -> bool:
+def is_batch(batched: CommandBatch) -> bool:
     """True if a service may take commands together: no prompts."""
-    if isinstance(columns, ExtendColumns) and columns.hidden_states:
+    if isinstance(batched, ExtendBatch) and batched.hidden_states:
         return False
-    return max(columns.counts.tolist(), default=0) <= MAX_ROW_TOKENS
+    return max(batched.counts.tolist(), default=0) <= MAX_ROW_TOKENS
 
 
 def num_items(commands: Sequence[Any]) -> int:
-    """Commands, those of columns counted one by one."""
-    return sum([len(command) if isinstance(command, CommandColumns) else 1 for command in commands])
+    """Commands, those of arrays counted one by one."""
+    return sum([len(command) if isinstance(command, CommandBatch) else 1 for command in commands])
 
 
-def one_by_one(
-    commands: Sequence[Any], *, stays: Callable[[CommandColumns], bool] = lambda columns: False
-) -> list[Any]:
-    """Commands, those of columns taken out of them, in their order; columns that ``stays`` says stay whole."""
+def one_by_one(commands: Sequence[Any], *, stays: Callable[[CommandBatch], bool] = lambda batched: False) -> list[Any]:
+    """Commands, those of arrays taken out of them, in their order; arrays that ``stays`` says stay whole."""
     found: list[Any] = []
     for command in commands:
-        if isinstance(command, CommandColumns) and not stays(command):
+        if isinstance(command, CommandBatch) and not stays(command):
             found += command.items()
         else:
             found.append(command)
@@ -558,9 +556,9 @@ def _keys_of(channel_key: bytes) -> list[tuple[int, int]]:
     return list(zip(sessions, generations, strict=True))
 
 
-def _chains_at(columns: CommandColumns, places: NDArray[np.intp]) -> bytes:
-    has_chain = columns.num_kept_tokens >= BLOCK_TOKENS
-    rows = np.frombuffer(columns.chains, dtype=np.uint8).reshape(-1, CHAIN_BYTES)
+def _chains_at(batched: CommandBatch, places: NDArray[np.intp]) -> bytes:
+    has_chain = batched.num_kept_tokens >= BLOCK_TOKENS
+    rows = np.frombuffer(batched.chains, dtype=np.uint8).reshape(-1, CHAIN_BYTES)
     own: NDArray[np.uint8] = rows[(has_chain.cumsum() - 1)[places[has_chain[places]]]]
     return own.tobytes()
 
@@ -570,27 +568,27 @@ def _edges(counts: Column) -> list[int]:
     return [0, *counts.cumsum(dtype=np.int64).tolist()]
 
 
-def _heads(columns: CommandColumns) -> Iterator[tuple[int, int, int, PrefixHash]]:
+def _heads(batched: CommandBatch) -> Iterator[tuple[int, int, int, PrefixHash]]:
     start = 0
-    lists = columns.sessions.tolist(), columns.generations.tolist(), columns.num_kept_tokens.tolist()
-    for session, generation, kept, rest in zip(*lists, columns.rests.tolist(), strict=True):
+    lists = batched.sessions.tolist(), batched.generations.tolist(), batched.num_kept_tokens.tolist()
+    for session, generation, kept, rest in zip(*lists, batched.rests.tolist(), strict=True):
         end = start + chain_size(kept)
-        yield session, generation, kept, (columns.chains[start:end], rest)
+        yield session, generation, kept, (batched.chains[start:end], rest)
         start = end
 
 
-def token_rows(columns: CommandColumns) -> Iterator[tuple[int, ...]]:
+def token_rows(batched: CommandBatch) -> Iterator[tuple[int, ...]]:
     """The committed tokens of each command; packed if they are many."""
-    counts = columns.counts.tolist()
+    counts = batched.counts.tolist()
     if max(counts, default=0) < MIN_PACKED_IDS:
-        yield from _rows(columns.counts, columns.token_ids)
+        yield from _rows(batched.counts, batched.token_ids)
         return
-    for start, stop in itertools.pairwise(_edges(columns.counts)):
-        yield unpack_long(columns.token_ids[start:stop].astype(I4, copy=False).tobytes())
+    for start, stop in itertools.pairwise(_edges(batched.counts)):
+        yield unpack_long(batched.token_ids[start:stop].astype(I4, copy=False).tobytes())
 
 
-def _parents(columns: CommandColumns) -> Sequence[str]:
-    return columns.trace_parents or [""] * len(columns)
+def _parents(batched: CommandBatch) -> Sequence[str]:
+    return batched.trace_parents or [""] * len(batched)
 
 
 def _rows(counts: Column, values: Column) -> Iterator[tuple[int, ...]]:

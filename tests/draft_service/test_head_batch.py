@@ -14,8 +14,8 @@ from outrider.kernels.draft_sampling.layout import NUM_FIELDS, Field
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
 from outrider.model_executor.draft_heads.state_rows import StateRows
 from outrider.model_executor.draft_loop import DraftMetadata, DraftRow
-from outrider.model_executor.draft_loop.columns import DraftColumns, MetadataColumns
-from outrider.model_executor.draft_loop.results import DrawnColumns
+from outrider.model_executor.draft_loop.batched import DraftBatch, MetadataBatch
+from outrider.model_executor.draft_loop.results import DrawnBatch
 from outrider.ports import Open
 from outrider.types import JudgingRule, SamplingParams
 from outrider_draft.proposers.head_executor import HeadExecutor
@@ -90,13 +90,13 @@ def test_a_loop_of_columns_runs_while_its_sequences_are_brought_up_to_date(
     monkeypatch.setattr(runner, "_loop", IdleLoop(said.append))
     monkeypatch.setattr(runner, "_put_states", lambda states, begin, end: said.append(f"states {begin} to {end}"))
     sequences = [runner.sequences.open(30) for _ in range(2)]
-    metadata = MetadataColumns.of([DraftMetadata.of(opening(number), 272) for number in range(2)])
-    columns = DraftColumns(sequences, metadata, [3, 4], [3, 4, 5, 6, 7], [2, 3], [3, 2], [1, 1])
-    flight = runner.begin_draft(columns, StateRows([torch.zeros(5, 96)]))
+    metadata = MetadataBatch.of([DraftMetadata.of(opening(number), 272) for number in range(2)])
+    batched = DraftBatch(sequences, metadata, [3, 4], [3, 4, 5, 6, 7], [2, 3], [3, 2], [1, 1])
+    flight = runner.begin_draft(batched, StateRows([torch.zeros(5, 96)]))
     assert said == ["states 0 to 5", "plan 2", "run"]
     assert [sequence.token_ids for sequence in sequences] == [[3, 4], [5, 6, 7]]
     drawn = flight.finish()
-    assert isinstance(drawn, DrawnColumns)
+    assert isinstance(drawn, DrawnBatch)
     assert (drawn.counts, drawn.token_ids.tolist()) == ([3, 2], [7] * 5)
     assert [sequence.token_ids for sequence in sequences] == [[3, 4], [5, 6, 7]]
     runner.sequences.check_integrity()

@@ -1,6 +1,6 @@
-"""Drafts for a step that came as columns: sessions that draw all their tokens in one loop.
+"""Drafts for a step that came as arrays: sessions that draw all their tokens in one loop.
 
-Owns how what a loop drew becomes columns. What follows for a session that nothing
+Owns how what a loop drew becomes arrays. What follows for a session that nothing
 could be drawn for is decided as for single items.
 """
 
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.columns import AnswerColumns, SupportColumns
+from outrider.batched import AnswerBatch, SupportBatch
 from outrider.errors import OutriderError
 from outrider.kv_cache import KVSequence
-from outrider.model_executor.draft_loop.columns import MetadataColumns
-from outrider.model_executor.draft_loop.in_flight import ColumnsInFlight
-from outrider.model_executor.draft_loop.results import DrawnColumns, Draws
+from outrider.model_executor.draft_loop.batched import MetadataBatch
+from outrider.model_executor.draft_loop.in_flight import BatchInFlight
+from outrider.model_executor.draft_loop.results import DrawnBatch, Draws
 from outrider.ports import Proposal
 from outrider.serving.executor import ExecutorOutput
 from outrider.serving.session import Session
@@ -35,14 +35,14 @@ class DraftSessions:
 
     kvs: list[KVSequence]  # [B]
     lags: list[int] | None  # [B] first tokens of the texts that these lack; None: no sequence lacks any
-    metadata: MetadataColumns
+    metadata: MetadataBatch
     longest: list[int]  # [B] tokens, drafted ones included
 
     @classmethod
     def of(cls, sessions: Sequence[Session[Any]], kvs: list[KVSequence], lags: list[int]) -> DraftSessions:
         """Sessions whose tokens are drawn in loops."""
         states: list[Any] = [session.executor_state for session in sessions]
-        metadata = MetadataColumns.of([state.metadata for state in states])
+        metadata = MetadataBatch.of([state.metadata for state in states])
         # A drafted token's own KV is not computed, so that the last may stand just past the reservation.
         longest = [min(session.open.max_length, session.reserved_length + 1) for session in sessions]
         return cls(kvs, lags if any(lags) else None, metadata, longest)
@@ -61,7 +61,7 @@ class DraftSessions:
 class LoopForward:
     """A loop that runs, of a model or a head."""
 
-    def __init__(self, step: DecodeBatch, drawing: ColumnsInFlight) -> None:
+    def __init__(self, step: DecodeBatch, drawing: BatchInFlight) -> None:
         self._step, self._drawing = step, drawing
 
     def is_done(self) -> bool:
@@ -74,33 +74,33 @@ class LoopForward:
         """Wait for the tokens; called once."""
         drawn = self._drawing.finish()
         computed = time.perf_counter_ns()
-        if isinstance(drawn, DrawnColumns):
+        if isinstance(drawn, DrawnBatch):
             return drawn_output(self._step, drawn, computed, self._drawing.settle)
         self._drawing.settle()
         return output_of(self._step, drawn, computed)
 
 
 def drawn_output(
-    step: DecodeBatch, drawn: DrawnColumns, computed_ns: int, settle: Callable[[], None] | None = None
+    step: DecodeBatch, drawn: DrawnBatch, computed_ns: int, settle: Callable[[], None] | None = None
 ) -> ExecutorOutput[Proposal]:
     """Draws for the sessions of a step; ``settle`` as in ``ExecutorOutput``."""
-    columns, supports = step.columns, drawn.supports
-    answers: AnswerColumns[Proposal] = AnswerColumns(
-        columns.sessions,
-        columns.generations,
+    batched, supports = step.batched, drawn.supports
+    answers: AnswerBatch[Proposal] = AnswerBatch(
+        batched.sessions,
+        batched.generations,
         step.bases,
         np.array(drawn.counts, dtype=np.uint32),
         drawn.token_ids.view(np.uint32),
         (),
         Proposal,
-        supports=None if supports is None else SupportColumns(supports.counts, supports.token_ids, supports.probs),
+        supports=None if supports is None else SupportBatch(supports.counts, supports.token_ids, supports.probs),
     )
-    return ExecutorOutput((), computed_ns, columns=answers, settle=settle)
+    return ExecutorOutput((), computed_ns, batched=answers, settle=settle)
 
 
 def output_of(step: DecodeBatch, drawn: Sequence[Draws], computed_ns: int) -> ExecutorOutput[Proposal]:
-    """Draws for the sessions of a step, as columns where all have tokens and evidence of one form."""
-    columns = step.columns
+    """Draws for the sessions of a step, as arrays where all have tokens and evidence of one form."""
+    batched = step.batched
     sparse = [draws.evidence for draws in drawn if isinstance(draws.evidence, SparseEvidence)]
     is_uniform = len(sparse) == len(drawn) or all(draws.evidence is None for draws in drawn)
     if not is_uniform or not all(draws.token_ids for draws in drawn):
@@ -108,23 +108,23 @@ def output_of(step: DecodeBatch, drawn: Sequence[Draws], computed_ns: int) -> Ex
     counts = np.array([len(draws.token_ids) for draws in drawn], dtype=np.uint32)
     token_ids = np.array([token_id for draws in drawn for token_id in draws.token_ids], dtype=np.uint32)
     supports = _joined(sparse) if sparse else None
-    answers: AnswerColumns[Proposal] = AnswerColumns(
-        columns.sessions, columns.generations, step.bases, counts, token_ids, (), Proposal, supports=supports
+    answers: AnswerBatch[Proposal] = AnswerBatch(
+        batched.sessions, batched.generations, step.bases, counts, token_ids, (), Proposal, supports=supports
     )
-    return ExecutorOutput((), computed_ns, columns=answers)
+    return ExecutorOutput((), computed_ns, batched=answers)
 
 
 def _one_by_one(step: DecodeBatch, drawn: Sequence[Draws]) -> list[Proposal | OutriderError | None]:
-    columns = step.columns
-    heads = zip(columns.sessions.tolist(), columns.generations.tolist(), step.bases.tolist(), strict=True)
+    batched = step.batched
+    heads = zip(batched.sessions.tolist(), batched.generations.tolist(), step.bases.tolist(), strict=True)
     return [
         Proposal(*head, draws.token_ids, draws.evidence) if draws.token_ids else draws.error
         for head, draws in zip(heads, drawn, strict=True)
     ]
 
 
-def _joined(evidence: Sequence[SparseEvidence]) -> SupportColumns:
-    return SupportColumns(
+def _joined(evidence: Sequence[SparseEvidence]) -> SupportBatch:
+    return SupportBatch(
         np.concatenate([one.counts for one in evidence]),
         np.concatenate([one.token_ids for one in evidence]),
         np.concatenate([one.probs for one in evidence]),
