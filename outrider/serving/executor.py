@@ -22,7 +22,7 @@ from outrider.serving.session import SequenceT, Session
 from outrider.serving.token_budget import Job
 
 if TYPE_CHECKING:
-    from outrider.serving.decode.plain_step import PlainStep
+    from outrider.serving.decode.lookahead_step import LookaheadStep
     from outrider.serving.decode.step import DecodeBatch
 
 
@@ -116,7 +116,7 @@ class ExecutorOutput(Generic[EventT_co]):
     """Events that answer no item, each with the number of its link. They leave with the next message."""
     batched: AnswerBatch[EventT_co] | None = None
     """The answers of a step that came as arrays, if all its sessions have one."""
-    plain: PlainOutcome | None = None
+    plain: LookaheadOutcome | None = None
     """Next tokens of the texts of a plain step, which ``results`` do not contain."""
     settle: Callable[[], None] | None = None
     """Deferred work that no answer waits for, called before the sequences of ``columns`` are used again."""
@@ -132,7 +132,7 @@ class ExecutorOutput(Generic[EventT_co]):
         )
 
 
-class PlainOutcome(Protocol):
+class LookaheadOutcome(Protocol):
     """Next tokens of the texts of a plain step, session by session."""
 
     @property
@@ -293,7 +293,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         raise NotImplementedError
 
     def start_step(
-        self, step: PlainStep | DecodeBatch, batch: Sequence[tuple[JobT, int]] = ()
+        self, step: LookaheadStep | DecodeBatch, batch: Sequence[tuple[JobT, int]] = ()
     ) -> InFlightForward[EventT]:
         """``start`` over a step of the running batch, with jobs beside it, of which ``results`` are. Of arrays the
         sessions' sequences were truncated to what the items keep, if that is not left to it.
@@ -326,7 +326,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         return None
 
     def queue(
-        self, forward: InFlightForward[EventT], step: PlainStep | None = None
+        self, forward: InFlightForward[EventT], step: LookaheadStep | None = None
     ) -> QueuedForward[JobT, EventT] | None:
         """Queue a forward behind one in flight, over the tokens that this one draws: ``step``, or one more decode step
         of each of its jobs. None if that is not possible.

@@ -30,7 +30,7 @@ from outrider.ports import (
 )
 from outrider.recording import ForwardRecord, ItemRecord, Recorder, is_sampled
 from outrider.serving.decode.begun import BegunStep
-from outrider.serving.decode.plain_steps import PlainAnswers
+from outrider.serving.decode.lookahead_steps import LookaheadAnswers
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.link_loads import LinkLoads
 from outrider.serving.request import AnyRequest, Batch
@@ -87,7 +87,7 @@ class OutputProcessor:
         self._opened: dict[int, list[Any]] = {}
         """Leave with the next message of their link, which answers the items that they came with."""
         self._finished: list[AnyRequest] = []
-        self._plain: list[PlainAnswers] = []
+        self._plain: list[LookaheadAnswers] = []
         self._claimed: Messages = []
         self._loads = LinkLoads()
         self._warnings = RateLimit(_WARNING_INTERVAL_S, burst=MAX_WARNINGS)
@@ -119,7 +119,7 @@ class OutputProcessor:
         """Queue the answer to an item that was computed before it came."""
         self._finished.append(request)
 
-    def put_plain(self, answers: Iterable[PlainAnswers]) -> None:
+    def put_plain(self, answers: Iterable[LookaheadAnswers]) -> None:
         """Queue the answers to rows that were computed before they came."""
         self._plain += answers
 
@@ -163,10 +163,10 @@ class OutputProcessor:
         self._plain = [own for answers in self._plain for link, own in answers.by_link() if link != link_id]
         self._claimed = [(link, batch) for link, batch in self._claimed if link != link_id]
 
-    def messages(self, finished: Sequence[AnyRequest], plain: Sequence[PlainAnswers] = ()) -> Messages:
+    def messages(self, finished: Sequence[AnyRequest], plain: Sequence[LookaheadAnswers] = ()) -> Messages:
         """Answers as messages, one a link; their time ends now."""
         links = dict.fromkeys([request.session.link_id for request in finished])
-        in_arrays: dict[int, list[PlainAnswers]] = {}
+        in_arrays: dict[int, list[LookaheadAnswers]] = {}
         for answers in plain:
             for link_id, part in answers.by_link():
                 in_arrays.setdefault(link_id, []).append(part)
@@ -178,7 +178,7 @@ class OutputProcessor:
             messages += [*self._take_opened(link_id), (link_id, batch)]
         return messages
 
-    def _plain_batch(self, finished: Sequence[AnyRequest], plain: Sequence[PlainAnswers]) -> EventBatch[Any]:
+    def _plain_batch(self, finished: Sequence[AnyRequest], plain: Sequence[LookaheadAnswers]) -> EventBatch[Any]:
         """Answers of one link, some as arrays."""
         link_id = int(plain[0].step.own.link_ids[plain[0].places[0]])
         now = self._clock()

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeAlias
 
 from outrider.ports import Extend, ItemTiming, Score
 from outrider.recording import ForwardRecord, ItemRecord, is_sampled
-from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode.lookahead_step import LookaheadStep
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import (
     CommonEvent,
@@ -269,7 +269,7 @@ class Batch:
     """Requests that have a prompt taken in."""
     num_prefill_tokens: int = 0
     """Tokens of those."""
-    plain: PlainStep | None = None
+    plain: LookaheadStep | None = None
     """A step of many sessions that is computed before it is asked for, beside the requests."""
     removed_rows: list[int] = field(default_factory=list)
     """Rows of that step whose sessions were removed from it: their requests are the last of ``scheduled``."""

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from outrider.batched import MAX_ROW_TOKENS, ScoreBatch
 from outrider.errors import OutriderError
 from outrider.recording import ForwardRecord
-from outrider.serving.decode.plain_step import PlainStep
-from outrider.serving.decode.plain_steps import PlainAnswers, PlainSteps
+from outrider.serving.decode.lookahead_step import LookaheadStep
+from outrider.serving.decode.lookahead_steps import LookaheadAnswers, LookaheadSteps
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.lookahead import Lookahead
@@ -60,7 +60,7 @@ class Scheduler:
         """``lookahead``: a ``Prepare`` is served. ``preempt`` ends a session for its pages."""
         self.queue = RequestQueue()
         self.lookahead = Lookahead(executor, self.queue, is_enabled=lookahead, stats=stats, clock=clock)
-        self.plain = PlainSteps(sessions, executor, self.queue, self.lookahead, stats=stats, clock=clock)
+        self.plain = LookaheadSteps(sessions, executor, self.queue, self.lookahead, stats=stats, clock=clock)
         self._pages = PageBudget(sessions, executor, self.queue, self.lookahead, preempt)
         self._delay = PrefillDelayPolicy()
         self._budget, self._chunk_size = budget, PrefillChunkSize(budget.max_prefill_beside)
@@ -172,8 +172,8 @@ class Scheduler:
 
     def take_plain(
         self, link_id: int, batched: ScoreBatch, arrived_ns: int
-    ) -> tuple[list[PlainAnswers], NDArray[np.bool_]]:
-        """``PlainSteps.take``."""
+    ) -> tuple[list[LookaheadAnswers], NDArray[np.bool_]]:
+        """``LookaheadSteps.take``."""
         answers, is_taken = self.plain.take(link_id, batched, arrived_ns)
         for number in batched.sessions[is_taken].tolist():
             self._delay.note_return((link_id, number), arrived_ns)
@@ -184,7 +184,7 @@ class Scheduler:
         if not self.plain.grant(session, num_steps):
             self.lookahead.grant(session, num_steps)
 
-    def finish_plain(self, batch: Batch, ended_ns: int) -> list[PlainAnswers]:
+    def finish_plain(self, batch: Batch, ended_ns: int) -> list[LookaheadAnswers]:
         """Take in what a batch has computed of a plain step; the answers to what was asked for."""
         if batch.plain is None:
             return []
@@ -196,7 +196,7 @@ class Scheduler:
                 self._delay.note_answer(key, ended_ns)
         return answers
 
-    def _step_behind(self, batch: Batch) -> PlainStep | None:
+    def _step_behind(self, batch: Batch) -> LookaheadStep | None:
         if not batch.may_queue_next:
             return None
         batch.may_queue_next = False

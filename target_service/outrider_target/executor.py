@@ -18,7 +18,7 @@ from outrider.kv_cache import KVSequence
 from outrider.model_executor.model_runner import ModelRunner, PlannedBatch
 from outrider.ports import Score, Scores
 from outrider.sampling.session import SessionSampling
-from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode.lookahead_step import LookaheadStep
 from outrider.serving.decode.sessions import are_all
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import ExecutorOutput, InFlightForward, QueuedForward
@@ -162,7 +162,9 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         """Give the pages back."""
         self.runner.forget_plan(plan)
 
-    def start_step(self, step: PlainStep | DecodeBatch, batch: Sequence[tuple[ScoreJob, int]] = ()) -> ScoringForward:
+    def start_step(
+        self, step: LookaheadStep | DecodeBatch, batch: Sequence[tuple[ScoreJob, int]] = ()
+    ) -> ScoringForward:
         """A forward over a step, with jobs beside it."""
         return ScoringForward(self.runner, batch, step, planes=self.planes)
 
@@ -194,7 +196,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         return Score(answer.session, answer.generation, base, prefix_hash, (token_id,))
 
     def queue(
-        self, forward: InFlightForward[Scores], step: PlainStep | None = None
+        self, forward: InFlightForward[Scores], step: LookaheadStep | None = None
     ) -> QueuedForward[ScoreJob, Scores] | None:
         """A forward over the tokens that ``forward`` will have drawn, started before it has ended."""
         if not isinstance(forward, ScoringForward) or not self.runner.takes_drawn:
@@ -204,7 +206,7 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         queued = forward.queue_next() if self._has_room_after(forward) else None
         return None if queued is None else QueuedForward(queued, queued.jobs, queued.places)
 
-    def _queue_step(self, forward: ScoringForward, step: PlainStep) -> QueuedForward[ScoreJob, Scores] | None:
+    def _queue_step(self, forward: ScoringForward, step: LookaheadStep) -> QueuedForward[ScoreJob, Scores] | None:
         """None unless one page for each session is free, and the device knows the tokens."""
         if len(step) > self.num_pages_free or (drawn := forward.drawn()) is None:
             return None

@@ -22,7 +22,7 @@ from outrider_target.jobs import ScoreJob
 from outrider_target.step_rows import StepRows
 
 if TYPE_CHECKING:
-    from outrider.serving.decode.plain_step import PlainStep
+    from outrider.serving.decode.lookahead_step import LookaheadStep
     from outrider.serving.decode.step import DecodeBatch
     from outrider_target.planes import TargetPlanes
 
@@ -34,7 +34,7 @@ class ScoringForward:
         self,
         runner: ModelRunner,
         shares: Sequence[tuple[ScoreJob, int]] = (),
-        step: PlainStep | DecodeBatch | None = None,
+        step: LookaheadStep | DecodeBatch | None = None,
         *,
         drawn: torch.Tensor | None = None,
         follows: tuple[ScoringForward, Sequence[int]] | None = None,

@@ -42,7 +42,7 @@ from outrider_target.jobs import needs_support
 from outrider_target.layer_states import StepStates, in_order
 
 if TYPE_CHECKING:
-    from outrider.serving.decode.plain_step import PlainStep
+    from outrider.serving.decode.lookahead_step import LookaheadStep
     from outrider_target.planes import TargetPlanes
 
 
@@ -112,7 +112,9 @@ class SessionBatch:
 class StepRows:
     """The rows of a step, from their launch to their answers."""
 
-    def __init__(self, step: PlainStep | DecodeBatch, planes: TargetPlanes | None, *, is_drawn: bool = False) -> None:
+    def __init__(
+        self, step: LookaheadStep | DecodeBatch, planes: TargetPlanes | None, *, is_drawn: bool = False
+    ) -> None:
         """``planes`` take hidden states; None: they go inline. ``is_drawn``: the tokens are only on the device."""
         self._step, self._planes, self._is_drawn = step, planes, is_drawn
         self._own: SessionBatch = step.rows

@@ -30,7 +30,7 @@ from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Open, Proposal, Score, Scores
 from outrider.recording import ItemRecord
-from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode.lookahead_step import LookaheadStep
 from outrider.serving.decode.step import DecodeBatch
 from outrider.transport.convert.commands import (
     draft_commands_from_proto,
@@ -253,7 +253,7 @@ def narrow_logits(device: str) -> list[list[float]]:
     return torch.cat(logits).tolist()
 
 
-def plain_steps(target: ModelRunner) -> tuple[list[list[int]], int]:
+def lookahead_steps(target: ModelRunner) -> tuple[list[list[int]], int]:
     """The texts of four requests after steps without drafts, one of which ends before the others; how many of their
     items were started before the one before had ended.
     """
@@ -343,7 +343,9 @@ class BatchProposer(ModelProposer):
 
     num_columns = 0
 
-    def start_step(self, step: PlainStep | DecodeBatch, batch: Sequence[tuple[ProposalJob, int]] = ()) -> LoopForward:
+    def start_step(
+        self, step: LookaheadStep | DecodeBatch, batch: Sequence[tuple[ProposalJob, int]] = ()
+    ) -> LoopForward:
         self.num_columns += 1
         return super().start_step(step, batch)
 
@@ -353,7 +355,9 @@ class BatchExecutor(AsyncTargetExecutor):
 
     num_columns = 0
 
-    def start_step(self, step: PlainStep | DecodeBatch, batch: Sequence[tuple[ScoreJob, int]] = ()) -> ScoringForward:
+    def start_step(
+        self, step: LookaheadStep | DecodeBatch, batch: Sequence[tuple[ScoreJob, int]] = ()
+    ) -> ScoringForward:
         self.num_columns += isinstance(step, DecodeBatch)
         return super().start_step(step, batch)
 
@@ -393,7 +397,7 @@ def main(device: str, path: Path, shared: str = "") -> None:
             found["drafts"] = batch_drafts(draft, (0, 1, 0, 1, 0)) + batch_drafts(draft, (2, 3, 3, 2))
         if shared != "draft":
             found["columns"] = batch_steps(target, (0, 1, 0, 1, 0)) + batch_steps(target, (2, 3, 3, 2))
-            found["texts"], num_queued = plain_steps(target)
+            found["texts"], num_queued = lookahead_steps(target)
             assert bool(num_queued) == has_kernels(torch.device(device))
         if not shared:
             found["narrow"] = narrow_logits(device)

@@ -10,7 +10,7 @@ import pytest
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError, OutriderError
 from outrider.ports import EventBatch, Open, Opened, Prepare, Release, Score, Scores, SessionFailed, SessionLost
 from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
-from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode.lookahead_step import LookaheadStep
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
 from outrider.serving.session import Limits, Session
@@ -101,7 +101,7 @@ class _Executor(Executor[PlainSequence, Score, _Job, Scores]):
         return Score(answer.session, answer.generation, base, kept, form.token_ids)
 
     def queue(
-        self, forward: InFlightForward[Scores], step: PlainStep | None = None
+        self, forward: InFlightForward[Scores], step: LookaheadStep | None = None
     ) -> QueuedForward[_Job, Scores] | None:
         """Queue over the tokens that are right, or over others."""
         if not self.follows or not isinstance(forward, _Forward):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.ports import Scores
-from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode.lookahead_step import LookaheadStep
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import InFlightForward, QueuedForward
 from outrider.serving.session import Limits
@@ -26,7 +26,7 @@ class AsyncTargetExecutor(TargetExecutor):
         return True
 
     def queue(
-        self, forward: InFlightForward[Scores], step: PlainStep | None = None
+        self, forward: InFlightForward[Scores], step: LookaheadStep | None = None
     ) -> QueuedForward[ScoreJob, Scores] | None:
         queued = super().queue(forward, step)
         if queued is not None:

@@ -38,7 +38,7 @@ from outrider.ports import Extend, Open, Proposal
 from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
 from outrider.serving.decode.begun import asks_for_same
-from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode.lookahead_step import LookaheadStep
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import ExecutorOutput
 from outrider.serving.paged_executor import PagedExecutor
@@ -277,7 +277,9 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         manager, kept = self.runner.sequences, np.array(step.asked.lengths)
         return is_sound and manager.surely_fit(len(lengths), longest + most) and manager.have_states(rows.kvs, kept)
 
-    def start_step(self, step: PlainStep | DecodeBatch, batch: Sequence[tuple[ProposalJob, int]] = ()) -> LoopForward:
+    def start_step(
+        self, step: LookaheadStep | DecodeBatch, batch: Sequence[tuple[ProposalJob, int]] = ()
+    ) -> LoopForward:
         """A loop over all of them."""
         if not isinstance(step, DecodeBatch):
             raise TypeError("a draft proposes for columns alone")

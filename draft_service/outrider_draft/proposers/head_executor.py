@@ -25,7 +25,7 @@ from outrider.ports import Extend, Proposal
 from outrider.sampling.parameters import needs_history
 from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
-from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode.lookahead_step import LookaheadStep
 from outrider.serving.decode.sessions import Ints
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import ExecutorOutput
@@ -207,7 +207,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         return bool(states.starts.tolist() == starts and states.counts.tolist() == counts)
 
     def start_step(
-        self, step: PlainStep | DecodeBatch, batch: Sequence[tuple[HeadJob, int]] = ()
+        self, step: LookaheadStep | DecodeBatch, batch: Sequence[tuple[HeadJob, int]] = ()
     ) -> LoopForward | ItemsForward:
         """A loop over all of them, or what single items would lead to."""
         batched = step.batched if isinstance(step, DecodeBatch) else None

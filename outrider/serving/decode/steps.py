@@ -493,7 +493,7 @@ class DecodeBatches:
 
     def put_down(self, answered: Iterable[AnyRequest]) -> None:
         """Put down the sessions of requests that were answered one by one, unless all of these are decode steps, which
-        ``PlainSteps`` computes ahead.
+        ``LookaheadSteps`` computes ahead.
         """
         own: dict[int, list[tuple[Session[Any], int]]] = {}
         drafting = set[int]()

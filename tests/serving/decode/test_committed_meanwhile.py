@@ -10,7 +10,7 @@ import pytest
 
 from outrider.ports import Prepare, Score, Scores
 from outrider.prefix_hash import prefix_hash
-from outrider.serving.decode import plain_steps
+from outrider.serving.decode import lookahead_steps
 from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
 from outrider.types import SamplingParams, TokenScores
 from outrider.v1 import link_pb2 as pb
@@ -99,7 +99,7 @@ class _Caller:
 def test_a_step_back_behind_committed_pages_leaves_them_alone(
     monkeypatch: pytest.MonkeyPatch, num_others: int, num_drafts: int
 ) -> None:
-    monkeypatch.setattr(plain_steps, "FEWEST_SESSIONS", NUM_SESSIONS)
+    monkeypatch.setattr(lookahead_steps, "FEWEST_SESSIONS", NUM_SESSIONS)
     found = []
     for takes_batch in (True, False):
         caller = _Caller(takes_batch=takes_batch)

@@ -22,7 +22,7 @@ from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models import AttentionWindow
 from outrider.ports import EventBatch
-from outrider.serving.decode import plain_steps
+from outrider.serving.decode import lookahead_steps
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.session import Limits
 from outrider.serving.session_table import SessionTable
@@ -90,7 +90,7 @@ def test_a_target_says_and_holds_the_same(seed: int, num_pages: int, samplings: 
 def test_a_target_says_and_holds_the_same_of_plain_steps(
     seed: int, num_pages: int, samplings: Samplings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plain_steps, "FEWEST_SESSIONS", 4)
+    monkeypatch.setattr(lookahead_steps, "FEWEST_SESSIONS", 4)
     switch = Switch()
     steady, executor = target_core(switch, takes_batch=True, num_pages=num_pages)
     plain, other = target_core(switch, takes_batch=False, num_pages=num_pages)

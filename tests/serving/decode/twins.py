@@ -16,7 +16,7 @@ import numpy as np
 from outrider.batched import CommandBatch
 from outrider.ports import EventBatch, Extend, Open, Opened, Prepare, Proposal, Release, Score, Scores
 from outrider.prefix_hash import PrefixHash, prefix_hash
-from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode.lookahead_step import LookaheadStep
 from outrider.serving.engine_core import EngineCore
 from outrider.transport.convert.commands import (
     draft_commands_from_proto,
@@ -82,7 +82,7 @@ def holding(kind: type[Any], switch: Switch, *, asynchronous: bool = True) -> ty
             return Held(super().start(batch), switch, is_held=asynchronous)
 
         def start_step(self, step: Any, batch: Any = ()) -> Any:
-            is_decoding = isinstance(step, PlainStep)
+            is_decoding = isinstance(step, LookaheadStep)
             Holding.num_plain += is_decoding
             Holding.num_columns += not is_decoding
             Holding.num_planned += step.plan is not None

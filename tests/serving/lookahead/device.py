@@ -26,7 +26,7 @@ from outrider.sampling.rows import ScoreRequest
 from outrider.sampling.scoring.fused import Scoring
 from outrider.sampling.scoring.row_scoring import NextTokens, RowScoring
 from outrider.sampling.scoring.score import score
-from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode.lookahead_step import LookaheadStep
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import QueuedForward
 from outrider.structured_output import MaskThreads
@@ -150,8 +150,10 @@ class CountingExecutor(AsyncTargetExecutor):
         self.num_prepared += item is not None and not self._confirms
         return item
 
-    def start_step(self, step: PlainStep | DecodeBatch, batch: Sequence[tuple[ScoreJob, int]] = ()) -> ScoringForward:
-        self.num_plain += len(step) if isinstance(step, PlainStep) else 0
+    def start_step(
+        self, step: LookaheadStep | DecodeBatch, batch: Sequence[tuple[ScoreJob, int]] = ()
+    ) -> ScoringForward:
+        self.num_plain += len(step) if isinstance(step, LookaheadStep) else 0
         return super().start_step(step, batch)
 
     def resolve(

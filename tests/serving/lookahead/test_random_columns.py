@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from outrider.ports import EventBatch, Prepare
-from outrider.serving.decode import plain_steps
-from outrider.serving.decode.plain_step import PlainStep
+from outrider.serving.decode import lookahead_steps
+from outrider.serving.decode.lookahead_step import LookaheadStep
 from outrider.serving.request import Batch
 from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
 from outrider.transport.convert.events import target_events_from_proto, target_events_to_proto
@@ -67,8 +67,8 @@ class _Rig:
         monkeypatch.setattr(plain, "_after", self._count(plain._after))
         monkeypatch.setattr(plain, "resolve", self._count_queued(plain.resolve))
 
-    def _count(self, after: Callable[..., PlainStep]) -> Callable[..., PlainStep]:
-        def counted(*arguments: Any) -> PlainStep:
+    def _count(self, after: Callable[..., LookaheadStep]) -> Callable[..., LookaheadStep]:
+        def counted(*arguments: Any) -> LookaheadStep:
             step = after(*arguments)
             self.num_grown += len(step)
             return step
@@ -76,7 +76,7 @@ class _Rig:
         return counted
 
     def _count_queued(self, resolve: Callable[..., None]) -> Callable[..., None]:
-        def counted(queued: Batch, before: PlainStep) -> None:
+        def counted(queued: Batch, before: LookaheadStep) -> None:
             resolve(queued, before)
             assert queued.plain is not None
             self.num_queued += int(queued.plain.is_here.sum())
@@ -143,7 +143,7 @@ class _Rig:
 def test_answers_are_those_of_a_target_that_foresees_nothing(
     seed: int, num_pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plain_steps, "FEWEST_SESSIONS", 4)
+    monkeypatch.setattr(lookahead_steps, "FEWEST_SESSIONS", 4)
     rig = _Rig(seed, num_pages, monkeypatch)
     rig.run()
     core, stats = rig.core, rig.core.stats

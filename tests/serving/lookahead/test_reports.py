@@ -9,7 +9,7 @@ import pytest
 
 from outrider.item_batch import batch_of_commands
 from outrider.ports import Prepare, Scores
-from outrider.serving.decode import plain_steps
+from outrider.serving.decode import lookahead_steps
 from outrider.serving.output_processor import OutputProcessor
 from tests.serving.lookahead.coordinating import core_of
 from tests.serving.lookahead.device import VOCAB_SIZE, CountingExecutor, Drawing, Runner
@@ -26,7 +26,7 @@ class _NeverWrong(random.Random):
 
 
 def test_answers_of_a_forward_in_arrays_tell_its_end_though_they_leave_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_steps, "FEWEST_SESSIONS", 2)
+    monkeypatch.setattr(lookahead_steps, "FEWEST_SESSIONS", 2)
     monkeypatch.setattr(Drawing, "choose", _NeverWrong())  # a session whose token was wrong is answered on its own
     num_in_arrays = 0
     make = OutputProcessor._plain_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.ports import Prepare, Scores, SessionFailed
-from outrider.serving.decode import plain_steps
+from outrider.serving.decode import lookahead_steps
 from tests.serving.lookahead.coordinating import core_of
 from tests.serving.lookahead.device import VOCAB_SIZE, CountingExecutor, Runner
 from tests.support.core_driver import open_session, score_item
@@ -15,7 +15,7 @@ NUM_SESSIONS = 4
 
 @pytest.mark.parametrize("fewest", [2, 99])
 def test_a_session_fails_alone(fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_steps, "FEWEST_SESSIONS", fewest)
+    monkeypatch.setattr(lookahead_steps, "FEWEST_SESSIONS", fewest)
     runner = Runner(100)
     core = core_of(CountingExecutor(runner), lookahead=True, max_batched_tokens=64)  # type: ignore[arg-type]
     core.scheduler.plain.links.add(0)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from outrider.batched import ScoreBatch, chain_rows
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES
 from outrider.recording import ForwardRecord
-from outrider.serving.decode.plain_step import KnownTokens, PlainStep, Rows
+from outrider.serving.decode.lookahead_step import KnownTokens, LookaheadStep, Rows
 from outrider.serving.decode.sessions import Bools, Ints, RunningSessions
 from outrider.serving.executor import CommonEvent, Executor, ExecutorOutput
 from outrider.serving.lookahead import MAX_STEPS_AHEAD, Lookahead
@@ -33,10 +33,10 @@ FEWEST_SESSIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class PlainAnswers:
+class LookaheadAnswers:
     """Rows of a step that are computed and asked for."""
 
-    step: PlainStep
+    step: LookaheadStep
     places: Rows
 
     @property
@@ -45,13 +45,13 @@ class PlainAnswers:
         sessions = self.step.sessions
         return [sessions[place].key for place in self.places.tolist()]
 
-    def by_link(self) -> list[tuple[int, PlainAnswers]]:
+    def by_link(self) -> list[tuple[int, LookaheadAnswers]]:
         """Answers of each link."""
-        return [(link_id, PlainAnswers(self.step, places)) for link_id, places in self._by(self.step.own.link_ids)]
+        return [(link_id, LookaheadAnswers(self.step, places)) for link_id, places in self._by(self.step.own.link_ids)]
 
-    def by_form(self) -> list[PlainAnswers]:
+    def by_form(self) -> list[LookaheadAnswers]:
         """Tokens, and sparse scores."""
-        return [PlainAnswers(self.step, places) for _, places in self._by(self.step.own.are_sparse)]
+        return [LookaheadAnswers(self.step, places) for _, places in self._by(self.step.own.are_sparse)]
 
     def _by(self, kinds: NDArray[Any]) -> list[tuple[int, Rows]]:
         own = kinds[self.places]
@@ -59,7 +59,7 @@ class PlainAnswers:
         return [(kind, self.places if len(found) == 1 else self.places[own == kind]) for kind in found]
 
 
-class PlainSteps:
+class LookaheadSteps:
     """The chain of one core."""
 
     def __init__(
@@ -78,9 +78,9 @@ class PlainSteps:
         """Links that read arrays; sessions of others do not join."""
         self._members = set[SessionKey]()
         """Sessions that have rows, and some that had."""
-        self._computed: list[PlainStep] = []
+        self._computed: list[LookaheadStep] = []
         """Steps that are to be asked for, or followed; the oldest first."""
-        self._due: PlainStep | None = None
+        self._due: LookaheadStep | None = None
         """Step to be started next."""
         self._running: Batch | None = None
         self._queued: Batch | None = None
@@ -121,7 +121,7 @@ class PlainSteps:
         found = [(step, step.place_of(key)) for step in (*self._computed, *self._under_way())]
         return sum(place is not None and not step.is_asked[place] for step, place in found)
 
-    def _under_way(self) -> list[PlainStep]:
+    def _under_way(self) -> list[LookaheadStep]:
         running = self._running.plain if self._running is not None else None
         return [step for step in (running, self._due) if step is not None]
 
@@ -162,13 +162,13 @@ class PlainSteps:
         self._forget_done()
         return others
 
-    def _computed_step(self, requests: Sequence[AnyRequest]) -> PlainStep:
+    def _computed_step(self, requests: Sequence[AnyRequest]) -> LookaheadStep:
         """Step of requests that one forward has served."""
         sessions = [request.session for request in requests]
         own = RunningSessions.of(sessions, self._executor.session_rows(sessions))
         answers: list[Any] = [request.answer for request in requests]
         bases = _ints([answer.base_length for answer in answers])
-        step = PlainStep(own, bases, _ints([request.item.token_ids[-1] for request in requests]))
+        step = LookaheadStep(own, bases, _ints([request.item.token_ids[-1] for request in requests]))
         step.is_asked = np.array([request.is_asked for request in requests], dtype=np.bool_)
         ended_ns, batch_size, num_tokens = _forward_of(requests[0])
         step.forward = ForwardRecord(ended_ns, ended_ns, ended_ns, batch_size, num_tokens, used_graph=False)
@@ -227,7 +227,7 @@ class PlainSteps:
         self._forget_done()
 
     @staticmethod
-    def _to_follow(step: PlainStep, num_unasked: Counter[SessionKey]) -> Rows:
+    def _to_follow(step: LookaheadStep, num_unasked: Counter[SessionKey]) -> Rows:
         """Rows of a step that is computed whose next ones may be computed."""
         places = np.flatnonzero(step.is_here & step.is_open)
         sessions = step.sessions
@@ -239,30 +239,30 @@ class PlainSteps:
         return places[np.array(has_credit, dtype=np.bool_)]
 
     @staticmethod
-    def _num_unasked(steps: Sequence[PlainStep]) -> Counter[SessionKey]:
+    def _num_unasked(steps: Sequence[LookaheadStep]) -> Counter[SessionKey]:
         """Number of steps of each session that are not asked for; empty if none has as many as it may have."""
         held = [step for step in steps if step.unasked.any()]
         if len(held) < MAX_STEPS_AHEAD:
             return Counter()
         return Counter(step.sessions[place].key for step in held for place in np.flatnonzero(step.unasked).tolist())
 
-    def _after(self, step: PlainStep, places: Rows) -> PlainStep:
+    def _after(self, step: LookaheadStep, places: Rows) -> LookaheadStep:
         if step.outcome is None:
             raise ValueError("a step that is not computed tells nothing of the next one")
         own = step.own if len(places) == len(step) else step.own.selected(places)
-        return PlainStep(own, step.bases[places] + 1, step.outcome.token_ids[places])
+        return LookaheadStep(own, step.bases[places] + 1, step.outcome.token_ids[places])
 
-    def _add_due(self, parts: Sequence[PlainStep]) -> None:
+    def _add_due(self, parts: Sequence[LookaheadStep]) -> None:
         """Steps that are to be started together; their credit is spent."""
         for part in parts:
             for session in part.sessions:
                 session.lookahead_credit -= 1
         known = [] if self._due is None else [self._due]
         if known or parts:
-            self._due = PlainStep.joined([*known, *parts])
+            self._due = LookaheadStep.joined([*known, *parts])
 
     @property
-    def due(self) -> PlainStep | None:
+    def due(self) -> LookaheadStep | None:
         """The step that is to be started next, with the rows that are here yet."""
         if self._due is not None:
             self._due = self._due.without_gone() if self._due.is_here.any() else None
@@ -275,7 +275,7 @@ class PlainSteps:
                 self.cut(session.key)
             self._due = None
 
-    def step_behind(self, batch: Batch) -> PlainStep | None:
+    def step_behind(self, batch: Batch) -> LookaheadStep | None:
         """One more step of all sessions of a batch that runs; None if one of them may not have it yet."""
         step = batch.plain
         if step is None or self._due is not None or not self._lookahead.is_possible:
@@ -295,11 +295,11 @@ class PlainSteps:
             return None
         selected = step.own if len(places) == len(step) else step.own.selected(places)
         unknown = np.zeros(len(places), dtype=np.int64)
-        return PlainStep(selected, step.bases[places] + 1, unknown, places.tolist(), is_queued=True)
+        return LookaheadStep(selected, step.bases[places] + 1, unknown, places.tolist(), is_queued=True)
 
     # Steps under way.
 
-    def note_start(self, batch: Batch, step: PlainStep) -> None:
+    def note_start(self, batch: Batch, step: LookaheadStep) -> None:
         """A step was started, or queued behind the one that runs."""
         if step.is_queued:
             self._queued = batch
@@ -320,7 +320,7 @@ class PlainSteps:
         results: list[Any] = [outcome.errors.get(place) or step.answer(place) for place in batch.removed_rows]
         return replace(output, results=[*output.results, *results])
 
-    def finish(self, batch: Batch, step: PlainStep, forward: ForwardRecord) -> list[PlainAnswers]:
+    def finish(self, batch: Batch, step: LookaheadStep, forward: ForwardRecord) -> list[LookaheadAnswers]:
         """A step is computed: the answers to what was asked; the others are held."""
         self._running, step.forward = None, forward
         if step.outcome is None:
@@ -330,7 +330,7 @@ class PlainSteps:
         self._may_grow = True
         return self._answered(step, np.flatnonzero(step.is_here & step.is_asked))
 
-    def resolve(self, queued: Batch, before: PlainStep) -> None:
+    def resolve(self, queued: Batch, before: LookaheadStep) -> None:
         """The step before a queued one is computed: its tokens are known, and it runs."""
         step, outcome = queued.plain, before.outcome
         if step is None or outcome is None:
@@ -357,7 +357,7 @@ class PlainSteps:
         self._forget_done()
 
     def _drop_wrong(
-        self, step: PlainStep, is_right: Bools, is_gone: Sequence[bool], errors: Container[int], places: Rows
+        self, step: LookaheadStep, is_right: Bools, is_gone: Sequence[bool], errors: Container[int], places: Rows
     ) -> None:
         for place in np.flatnonzero(~is_right).tolist():
             self._stats.num_lookahead_unused += 1
@@ -365,7 +365,7 @@ class PlainSteps:
                 session = step.sessions[place]
                 self._table.truncate([session], [int(step.bases[place]) - 1])
 
-    def _answered(self, step: PlainStep, places: Rows) -> list[PlainAnswers]:
+    def _answered(self, step: LookaheadStep, places: Rows) -> list[LookaheadAnswers]:
         """Commit what was asked for and is computed."""
         if not len(places):
             self._forget_done()
@@ -373,17 +373,17 @@ class PlainSteps:
         for place, base in zip(places.tolist(), step.bases[places].tolist(), strict=True):
             self._table.commit(step.sessions[place], base)
         self._forget_done()
-        return [PlainAnswers(step, places)]
+        return [LookaheadAnswers(step, places)]
 
     def _forget_done(self) -> None:
         self._computed = [step for step in self._computed if step.is_needed]
 
     # Items.
 
-    def take(self, link_id: int, batched: ScoreBatch, arrived_ns: int) -> tuple[list[PlainAnswers], Bools]:
+    def take(self, link_id: int, batched: ScoreBatch, arrived_ns: int) -> tuple[list[LookaheadAnswers], Bools]:
         """Find what arrays ask for: the answers to what is computed, and which rows were found."""
         is_taken = np.zeros(len(batched), dtype=np.bool_)
-        answers: list[PlainAnswers] = []
+        answers: list[LookaheadAnswers] = []
         if not self._members or batched.support_counts is not None or batched.hidden_states_from is not None:
             return answers, is_taken
         for step, places, rows in self._asked_of(link_id, batched):
@@ -393,7 +393,7 @@ class PlainSteps:
                 answers += self._ask(step, places[fits], rows[fits], batched, arrived_ns)
         return answers, is_taken
 
-    def _asked_of(self, link_id: int, batched: ScoreBatch) -> Iterable[tuple[PlainStep, Rows, Rows]]:
+    def _asked_of(self, link_id: int, batched: ScoreBatch) -> Iterable[tuple[LookaheadStep, Rows, Rows]]:
         """Steps, their rows, and the rows of arrays that may ask for them: of each session the oldest that was not
         asked for.
         """
@@ -407,7 +407,7 @@ class PlainSteps:
         numbers = batched.sessions.tolist()
         if len(set(numbers)) < count:
             return []
-        found: list[tuple[PlainStep, Rows, Rows]] = []
+        found: list[tuple[LookaheadStep, Rows, Rows]] = []
         left = dict(enumerate(numbers))
         for step in steps:
             unasked = step.unasked.tolist()
@@ -423,7 +423,7 @@ class PlainSteps:
                 found.append((step, places, rows))
         return found
 
-    def _fit(self, step: PlainStep, places: Rows, rows: Rows, batched: ScoreBatch) -> Bools:
+    def _fit(self, step: LookaheadStep, places: Rows, rows: Rows, batched: ScoreBatch) -> Bools:
         """True if rows of arrays ask for just what was prepared."""
         kept = step.bases[places] - 1
         counts, starts = batched.counts, batched.counts.cumsum() - batched.counts
@@ -445,8 +445,8 @@ class PlainSteps:
         return fits
 
     def _ask(
-        self, step: PlainStep, places: Rows, rows: Rows, batched: ScoreBatch, arrived_ns: int
-    ) -> list[PlainAnswers]:
+        self, step: LookaheadStep, places: Rows, rows: Rows, batched: ScoreBatch, arrived_ns: int
+    ) -> list[LookaheadAnswers]:
         """Rows of arrays have asked for what lies at these places of a step."""
         generations = batched.generations[rows]
         if batched.trace_parents:
@@ -492,7 +492,7 @@ class PlainSteps:
         for key in [key for key in self._members if key[0] == link_id]:
             self.cut(key)
 
-    def _leave_running(self, batch: Batch, step: PlainStep, place: int) -> None:
+    def _leave_running(self, batch: Batch, step: LookaheadStep, place: int) -> None:
         self._members.discard(step.sessions[place].key)
         step.is_here[place] = False
         request = self._request(step, place)
@@ -501,7 +501,7 @@ class PlainSteps:
         batch.scheduled.append((request, 1))
         batch.removed_rows.append(place)
 
-    def _go_on_alone(self, step: PlainStep, place: int) -> None:
+    def _go_on_alone(self, step: LookaheadStep, place: int) -> None:
         """The next step of a session is prepared as a single item."""
         session, is_asked = step.sessions[place], bool(step.is_asked[place])
         self.cut(session.key)
@@ -511,7 +511,7 @@ class PlainSteps:
             request.answer = step.answer(place)
         self._lookahead.prepare(request)
 
-    def _request(self, step: PlainStep, place: int) -> AnyRequest:
+    def _request(self, step: LookaheadStep, place: int) -> AnyRequest:
         """The request that a single item would have made of a row."""
         session, is_asked = step.sessions[place], bool(step.is_asked[place])
         item = step.item(place, self._table.prefix_hash(session, int(step.bases[place]) - 1))

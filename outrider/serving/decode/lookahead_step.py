@@ -17,7 +17,7 @@ from outrider.errors import OutriderError
 from outrider.ports import Score, Scores
 from outrider.recording import ForwardRecord
 from outrider.serving.decode.sessions import Bools, Ints, RunningSessions
-from outrider.serving.executor import PlainOutcome
+from outrider.serving.executor import LookaheadOutcome
 from outrider.serving.session import Session, SessionKey
 from outrider.types import ScoreForm, SparseScores, TokenScores
 
@@ -26,7 +26,7 @@ Rows = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class KnownTokens:
-    """``PlainOutcome`` of answers to single items."""
+    """``LookaheadOutcome`` of answers to single items."""
 
     token_ids: Ints  # [B]
     masses: NDArray[np.float32]  # [B]
@@ -61,7 +61,7 @@ class KnownTokens:
 
 
 @dataclass(slots=True, eq=False)
-class PlainStep:
+class LookaheadStep:
     """Items that follow each other from the same sessions, asked for or not yet.
 
     A session leaves a step when something else comes for it: its row then stays, and counts for nothing.
@@ -81,7 +81,7 @@ class PlainStep:
     arrived_ns: Ints = field(init=False)  # [B] of the items that came
     is_late: Bools = field(init=False)  # [B] whether these came after it was computed
     trace_parents: NDArray[np.object_] = field(init=False)  # [B] of the items that came, empty where not traced
-    outcome: PlainOutcome | None = None
+    outcome: LookaheadOutcome | None = None
     """Outcome once it is computed."""
     forward: ForwardRecord | None = None
     """Record once it is computed."""
@@ -134,22 +134,22 @@ class PlainStep:
         place = self._places.get(key)
         return place if place is not None and self.is_here[place] else None
 
-    def without_gone(self) -> PlainStep:
+    def without_gone(self) -> LookaheadStep:
         """The step with the rows that are here; only before it is started."""
         if self.is_here.all():
             return self
         kept = np.flatnonzero(self.is_here)
-        step = PlainStep(self.own.selected(kept), self.bases[kept], self.tokens[kept])
+        step = LookaheadStep(self.own.selected(kept), self.bases[kept], self.tokens[kept])
         step.generations, step.is_asked = self.generations[kept], self.is_asked[kept]
         step.arrived_ns, step.trace_parents = self.arrived_ns[kept], self.trace_parents[kept]
         return step
 
     @staticmethod
-    def joined(parts: Sequence[PlainStep]) -> PlainStep:
+    def joined(parts: Sequence[LookaheadStep]) -> LookaheadStep:
         """One after the other, of steps that were not started."""
         if len(parts) == 1:
             return parts[0]
-        step = PlainStep(
+        step = LookaheadStep(
             RunningSessions.joined([part.own for part in parts]),
             np.concatenate([part.bases for part in parts]),
             np.concatenate([part.tokens for part in parts]),
