@@ -24,11 +24,11 @@ from outrider.kernels.draft_sampling.kernel import (
 from outrider.kernels.embedding.kernel import _look_up_kernel
 from outrider.kernels.experts.kernel import _grouped_kernel
 from outrider.kernels.experts.routing import _route_kernel, _tile_kernel
-from outrider.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _qkv_rope_kernel
 from outrider.kernels.fp8_linear.kernel import _fp8_kernel
 from outrider.kernels.fp8_linear.rounding import _norm_and_round_kernel, _round_kernel
 from outrider.kernels.gated_delta.chunks import _chunk_kernel, _follow_kernel
 from outrider.kernels.gated_delta.kernel import _convolve_kernel, _delta_kernel, _gated_norm_kernel, _log_kernel
+from outrider.kernels.gemv.kernel import _gated_kernel, _product_kernel, _qkv_rope_kernel
 from outrider.kernels.kv_store_kernel import _store_kernel
 from outrider.kernels.linear.ordered import _ordered_kernel
 from outrider.kernels.linear.skinny import _skinny_kernel

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.kernels.few_tokens import Matrix, NormedInput
-from outrider.kernels.few_tokens.kernel import qkv_with_rope
 from outrider.kernels.fp8_linear import FP8
+from outrider.kernels.gemv import Matrix, NormedInput
+from outrider.kernels.gemv.kernel import qkv_with_rope
 from outrider.kernels.kv_store import copy_pages
 from outrider.kernels.paged_attention import DevicePlan, kernel, plan_attention, reference
 from outrider.kernels.paged_attention.chunks import ChunkTiling, attend_chunks

@@ -7,7 +7,6 @@ import os
 import pytest
 import torch
 
-from outrider.kernels.few_tokens import NormedInput
 from outrider.kernels.fp8_linear import (
     FP8,
     Fp8Matrix,
@@ -22,6 +21,7 @@ from outrider.kernels.fp8_linear.layout import Rounded
 from outrider.kernels.fp8_linear.reference import WidenedWeight
 from outrider.kernels.fp8_linear.rounding import normed_and_rounded, rounded
 from outrider.kernels.fp8_linear.weight import Fp8Weight, leaves_few, num_splits
+from outrider.kernels.gemv import NormedInput
 from outrider.kernels.rms_norm.kernel import TritonNorm
 from outrider.kernels.swiglu import geglu, swiglu
 

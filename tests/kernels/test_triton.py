@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 CASES = [
-    ("triton_cases", "draft_sampling_cases", "few_tokens_cases", "fp8_cases"),
+    ("triton_cases", "draft_sampling_cases", "gemv_cases", "fp8_cases"),
     ("experts_cases", "gated_delta_cases", "fp8_cache_cases"),
 ]
 """Files of cases by process: a process takes seconds to start. ``test_scoring_triton`` has two more."""

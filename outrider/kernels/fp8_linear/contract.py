@@ -6,7 +6,7 @@ import enum
 
 import torch
 
-from outrider.kernels.few_tokens import NormedInput
+from outrider.kernels.gemv import NormedInput
 from outrider.kernels.linear import PreparedWeight
 from outrider.kernels.swiglu import geglu, swiglu
 

@@ -15,7 +15,7 @@ class PreparedWeight(Protocol):
 
     @property
     def matrix(self) -> torch.Tensor | None:
-        """The original weight [N, K], if the kernels of ``few_tokens`` can read it."""
+        """The original weight [N, K], if the kernels of ``gemv`` can read it."""
         return None
 
     @abstractmethod

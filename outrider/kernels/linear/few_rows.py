@@ -1,6 +1,6 @@
 """Prepared 16-bit weight on a GPU, with a kernel for each range of numbers of rows.
 
-``few_tokens`` computes one row, ``skinny`` up to sixteen, ``split_k`` and ``stream_k`` six to 256 where they were
+``gemv`` computes one row, ``skinny`` up to sixteen, ``split_k`` and ``stream_k`` six to 256 where they were
 measured to be faster in whole forwards, and cuBLAS the rest.
 """
 
@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from outrider.kernels.few_tokens import MAX_TOKENS, Matrix, suits
-from outrider.kernels.few_tokens.kernel import product
+from outrider.kernels.gemv import MAX_TOKENS, Matrix, suits
+from outrider.kernels.gemv.kernel import product
 from outrider.kernels.launching import launches_early, num_processors, shared_bytes
 from outrider.kernels.linear import selection, split_k, stream_k
 from outrider.kernels.linear.contract import PreparedWeight
@@ -42,7 +42,7 @@ class FewRowsWeight(PreparedWeight):
 
     @property
     def matrix(self) -> torch.Tensor | None:
-        """The weight [N, K], if it suits ``few_tokens``."""
+        """The weight [N, K], if it suits ``gemv``."""
         return self._weight if self._suits else None
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

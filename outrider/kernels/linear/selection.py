@@ -36,7 +36,7 @@ Table = Sequence[tuple[int, Tiling | None]]
 """(most rows, tiling) in ascending order; None: cuBLAS."""
 
 FEWEST_ROWS = 6
-"""Least number of rows of the products below; for fewer, ``skinny`` and ``few_tokens`` leave the rest to others here
+"""Least number of rows of the products below; for fewer, ``skinny`` and ``gemv`` leave the rest to others here
 too."""
 
 _TOO_FEW = (FEWEST_ROWS - 1, None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.kernels.few_tokens import NormedInput
+from outrider.kernels.gemv import NormedInput
 from outrider.kv_cache import KVCacheLayout
 from outrider.model_executor.distributed.communicator import SINGLE_RANK
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors

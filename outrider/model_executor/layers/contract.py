@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from outrider.kernels.few_tokens import MAX_TOKENS, NormedInput
+from outrider.kernels.gemv import MAX_TOKENS, NormedInput
 from outrider.kernels.paged_attention import AttentionPlan, DevicePlan
 from outrider.kernels.rope_and_cache import CosSin
 from outrider.kv_cache import KVCacheSpec, RecurrentSpec

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from outrider.kernels.experts import ExpertWeight, Routing, prepare_experts
-from outrider.kernels.few_tokens import Matrix
+from outrider.kernels.gemv import Matrix
 from outrider.kernels.linear import PreparedWeight, prepare_weight
 from outrider.model_executor.layers.contract import Residual
 from outrider.model_executor.layers.fp8 import Fp8Linear
@@ -79,7 +79,7 @@ class UnquantizedLinear(LinearMethod):
         """Gated product, in one kernel for few tokens; for some tokens the product and the gate in one."""
         matrix, few = self._matrix, source.unnormed_few()
         if matrix is not None and few is not None:
-            from outrider.kernels.few_tokens.kernel import gated  # Triton is slow to import
+            from outrider.kernels.gemv.kernel import gated  # Triton is slow to import
 
             return gated(few, matrix)
         hidden, x = source.normed()
@@ -90,7 +90,7 @@ class UnquantizedLinear(LinearMethod):
         matrix, few = self._matrix, source.unnormed_few()
         if matrix is None or few is None or target.norm_weight is not None:
             return super().queries(source, target)
-        from outrider.kernels.few_tokens.kernel import qkv_with_rope  # Triton is slow to import
+        from outrider.kernels.gemv.kernel import qkv_with_rope  # Triton is slow to import
 
         return qkv_with_rope(few, matrix, target.kv, target.slots, cos_sin=target.cos_sin, heads=target.heads)
 

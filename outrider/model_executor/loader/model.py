@@ -48,7 +48,7 @@ from outrider.model_executor.worker_commands import WorkerCommand
 _log = logging.getLogger(__name__)
 _WIDEST_HEAD = 128
 _LARGEST_OF_FEW_TOKENS = 2048
-"""Hidden size up to which ``kernels.few_tokens`` computes single tokens."""
+"""Hidden size up to which ``kernels.gemv`` computes single tokens."""
 _FP8_CAPABILITY = (8, 9)
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
 ModelImplementation = Literal["auto", "native", "transformers"]

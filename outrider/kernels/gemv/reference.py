@@ -1,11 +1,11 @@
-"""PyTorch reference of ``few_tokens``: its parts, one by one; runs on every device."""
+"""PyTorch reference of ``gemv``: its parts, one by one; runs on every device."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
-from outrider.kernels.few_tokens.layout import Matrix, NormedInput
+from outrider.kernels.gemv.layout import Matrix, NormedInput
 from outrider.kernels.rope_and_cache import CosSin, HeadLayout
 from outrider.kernels.rope_and_cache.reference import apply_rope_and_cache
 from outrider.kernels.swiglu.reference import swiglu

@@ -1,7 +1,7 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""``few_tokens`` as Triton kernels.
+"""``gemv`` as Triton kernels.
 
 A program holds a few whole rows of its weight in registers. It asks for all of them before it waits for the kernel
 ahead, so that memory goes on being read from one kernel to the next; then come the token, which is small, and one sum
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider.kernels.few_tokens.layout import Matrix, NormedInput
+from outrider.kernels.gemv.layout import Matrix, NormedInput
 from outrider.kernels.launching import launch_options
 from outrider.kernels.rope_and_cache.layout import CosSin, HeadLayout
 from outrider.kernels.rope_and_cache.numbers import cache_numbers

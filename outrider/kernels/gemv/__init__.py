@@ -14,6 +14,6 @@ What is kept between the parts is not rounded to the weights' type, as it is whe
 
 from __future__ import annotations
 
-from outrider.kernels.few_tokens.layout import MAX_TOKENS, Matrix, NormedInput, suits
+from outrider.kernels.gemv.layout import MAX_TOKENS, Matrix, NormedInput, suits
 
 __all__ = ["MAX_TOKENS", "Matrix", "NormedInput", "suits"]

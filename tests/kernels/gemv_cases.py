@@ -1,4 +1,4 @@
-"""The kernels of ``few_tokens`` and ``embedding`` against their references, what they must write poisoned first.
+"""The kernels of ``gemv`` and ``embedding`` against their references, what they must write poisoned first.
 
 Collected and run as ``triton_cases.py`` is.
 """
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from outrider.kernels.embedding.kernel import look_up
-from outrider.kernels.few_tokens import Matrix, NormedInput, reference
-from outrider.kernels.few_tokens.kernel import Tiling, gated, product, qkv_with_rope
+from outrider.kernels.gemv import Matrix, NormedInput, reference
+from outrider.kernels.gemv.kernel import Tiling, gated, product, qkv_with_rope
 from outrider.kernels.rope_and_cache import CosSin, HeadLayout
 from tests.kernels.triton_cases import DEVICE, DTYPES, INTERPRETED, NAN, _seed_and_poison, check, random
 

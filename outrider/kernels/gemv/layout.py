@@ -1,4 +1,4 @@
-"""Operands of ``few_tokens``, and the shapes that it suits."""
+"""Operands of ``gemv``, and the shapes that it suits."""
 
 from __future__ import annotations
 
