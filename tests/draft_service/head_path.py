@@ -67,7 +67,7 @@ def play(device: str, method: str, head: Path) -> dict[str, Any]:
     runner = draft.executor.runner
     on_kernels = has_kernels(torch.device(device))
     if not isinstance(runner, BlockRunner):
-        assert bool(runner.max_catch_up) == on_kernels
+        assert bool(runner.max_prefill) == on_kernels
     with torch.inference_mode():
         runner.kv_cache.fill_(float("nan"))  # a stale read would show
     on_device = {"device": device, "dtype": "float32", "graphs": LIMITS, "page_size": 4}

@@ -27,7 +27,7 @@ from tests.support.tiny_models import cached_tiny_model
 class IdleLoop:
     """Draws token 7 always; says what is asked of it."""
 
-    max_rows, max_catch_up = 2, 4
+    max_rows, max_prefill = 2, 4
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note

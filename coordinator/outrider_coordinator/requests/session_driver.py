@@ -118,7 +118,7 @@ class SessionDriver:
         self._post_process()
         if learning is not None:
             self._policy.choose(learning)
-            if self._policy.take_begun_catch_up(learning):
+            if self._policy.take_begun_draft_prefill(learning):
                 self._prefill_drafts(learning)
 
     def _prefill_drafts(self, target: TargetReplica) -> None:

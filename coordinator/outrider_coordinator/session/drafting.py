@@ -79,7 +79,7 @@ def is_held_back(session: SessionState) -> bool:
     return side.facts.shares_device and session.tokens.length - side.held > LONGEST_PROMPT_AT_ONCE
 
 
-def is_to_catch_up(session: SessionState) -> bool:
+def needs_prefill_of_draft(session: SessionState) -> bool:
     """True if the draft lacks more text than a step can bring, and is to have it before any session drafts."""
     if not session.policy.is_catching_up(session.speculation):
         return False

@@ -25,7 +25,7 @@ from outrider_coordinator.session.drafting import (
     is_fed,
     is_held_back,
     is_soon_to_draft,
-    is_to_catch_up,
+    needs_prefill_of_draft,
     waits_for_prompt,
     why_not_asked,
     will_draft,
@@ -144,7 +144,7 @@ def _begin_plain(session: SessionState, wanted: int) -> None:
         feed_states(session)
         if session.target.held:  # otherwise it is a prefill
             session.no_draft_reason = WithoutDraft.CATCHING_UP if wanted else why_not_asked(session)
-    elif wanted or is_to_catch_up(session):
+    elif wanted or needs_prefill_of_draft(session):
         session.no_draft_reason = WithoutDraft.CATCHING_UP
         if session.draft.asked is None:
             ask_draft(session, 0)
@@ -167,7 +167,7 @@ def prefill_draft(session: SessionState) -> None:
     the steps.
     """
     is_scoring, side = session.status is SessionStatus.SCORING, session.draft
-    if is_scoring and side.asked is None and not side.reads_states and is_to_catch_up(session):
+    if is_scoring and side.asked is None and not side.reads_states and needs_prefill_of_draft(session):
         ask_draft(session, 0)
 
 

@@ -1,7 +1,7 @@
 """Draft length policy: by request, by load and by expected throughput."""
 
-from outrider_coordinator.speculation.catch_up import LONGEST_INLINE_FEED
 from outrider_coordinator.speculation.controller import LONGEST_PROMPT_AT_ONCE, DraftLengthController
+from outrider_coordinator.speculation.draft_prefill import LONGEST_INLINE_FEED
 from outrider_coordinator.speculation.mode import Mode
 from outrider_coordinator.speculation.policy import DraftLengthPolicy
 from outrider_coordinator.speculation.session_state import ControlledSession

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider_coordinator.speculation.acceptance import Acceptance
-from outrider_coordinator.speculation.catch_up import CatchUp
 from outrider_coordinator.speculation.comparison import Comparison
+from outrider_coordinator.speculation.draft_prefill import DraftPrefill
 from outrider_coordinator.speculation.expectation import Expectation
 from outrider_coordinator.speculation.goodput import Choice
 from outrider_coordinator.speculation.mode import Mode, ModeSwitch
@@ -36,7 +36,7 @@ class DraftLengthController:
     def __init__(self, max_length: int, costs: StepCosts | None = None) -> None:
         self.costs = costs or StepCosts()
         self._acceptance, self._probe, self._switch = Acceptance(max_length), Probe(), ModeSwitch()
-        self._rounds, self._catch_up = RoundLearner(self.costs), CatchUp()
+        self._rounds, self._draft_prefill = RoundLearner(self.costs), DraftPrefill()
         self.sessions = Population()
         self.expectation = Expectation(self.costs, self._acceptance, self._rounds)
         self._comparison = Comparison(self.sessions, self.expectation, self._switch)
@@ -126,11 +126,11 @@ class DraftLengthController:
 
     @property
     def _is_bringing_text(self) -> bool:
-        return self._catch_up.is_active and not self.sessions.has_prompts and not self._is_choice_awaited
+        return self._draft_prefill.is_active and not self.sessions.has_prompts and not self._is_choice_awaited
 
     @property
     def _is_held_back(self) -> bool:
-        return self.sessions.has_prompts or self._is_choice_awaited or self._catch_up.is_active
+        return self.sessions.has_prompts or self._is_choice_awaited or self._draft_prefill.is_active
 
     # Events.
 
@@ -185,7 +185,7 @@ class DraftLengthController:
         if not self.sessions.has_prompts:
             self._is_fresh = self.sessions.is_new
             self._is_choice_awaited = self._is_fresh and self.sessions.lag > LONGEST_PROMPT_AT_ONCE
-            self._update_catch_up()
+            self._update_draft_prefill()
 
     def note_text_taken(self, session: ControlledSession, draft_lag: int) -> None:
         """The session's draft has taken in text, and lacks ``draft_lag`` committed tokens now."""
@@ -200,8 +200,8 @@ class DraftLengthController:
     def note_draft_text(self) -> None:
         """The draft had a forward that only took in text."""
         self._has_text_come = True
-        if self._catch_up.is_active:
-            self._update_catch_up()
+        if self._draft_prefill.is_active:
+            self._update_draft_prefill()
 
     def end(
         self, *, rows: int = 0, tokens: int = 0, seconds: float = 0.0, other_rows: int = 0, other_drafts: int = 0
@@ -220,7 +220,7 @@ class DraftLengthController:
         )
         if has_speculated:
             self._comparison.speculated_s = self._busy_s
-        self._update_catch_up()
+        self._update_draft_prefill()
         self._end_prompts()
         self._has_text_come = self._is_ahead = False
 
@@ -234,16 +234,16 @@ class DraftLengthController:
     @property
     def _is_disturbed(self) -> bool:
         """True if prompts or drafts' text were computed during the round, or targets began it by themselves."""
-        beside = self._has_text_come or self._catch_up.is_active or self._is_ahead
+        beside = self._has_text_come or self._draft_prefill.is_active or self._is_ahead
         return self.sessions.has_prompts or self._has_prompt_ended or beside
 
-    def _update_catch_up(self) -> None:
+    def _update_draft_prefill(self) -> None:
         drafting = self.sessions if self.is_speculating else self._probe.sessions
-        self._catch_up.update(self._busy_s, drafting, is_wanted=not self.sessions.has_prompts)
+        self._draft_prefill.update(self._busy_s, drafting, is_wanted=not self.sessions.has_prompts)
 
-    def take_begun_catch_up(self) -> bool:
-        """True if a catch-up has begun since this was asked last, and goes on."""
-        return self._catch_up.take_begun()
+    def take_begun_draft_prefill(self) -> bool:
+        """True if a draft prefill has begun since this was asked last, and goes on."""
+        return self._draft_prefill.take_begun()
 
     # Choosing.
 
@@ -259,7 +259,7 @@ class DraftLengthController:
             self._take(Mode.PLAIN, None)
         elif self.mode is Mode.PLAIN:
             self._probe_if_due()
-        self._update_catch_up()
+        self._update_draft_prefill()
         before, self._chosen_mode = self._chosen_mode, self.mode
         return self.mode is not before
 

@@ -268,10 +268,10 @@ class DraftLengthPolicy:
         if controller.has_just_chosen and _log.isEnabledFor(logging.DEBUG):
             _log.debug("draft lengths were chosen", extra={"fields": log_fields(target, controller)})
 
-    def take_begun_catch_up(self, target: object) -> bool:
+    def take_begun_draft_prefill(self, target: object) -> bool:
         """True, once, if drafts are to compute the text that all sessions of the target wait for."""
         controller = self._controllers.get(target)
-        return controller is not None and controller.take_begun_catch_up()
+        return controller is not None and controller.take_begun_draft_prefill()
 
     @property
     def mean_length(self) -> float:

@@ -170,11 +170,11 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         state = session.executor_state
         if not isinstance(state, HeadState) or session.sequence.kv is None:
             return False
-        return state.metadata is not None or not self.runner.max_catch_up
+        return state.metadata is not None or not self.runner.max_prefill
 
     def session_rows(self, sessions: Sequence[HeadSession]) -> DraftSessions | None:
         """Session data for drawing tokens; None without loops."""
-        if not self.runner.max_catch_up:
+        if not self.runner.max_prefill:
             return None
         kvs = [session.sequence.kv for session in sessions if session.sequence.kv is not None]
         return DraftSessions.of(sessions, kvs, [PAIR_LAG] * len(kvs))
@@ -182,17 +182,17 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
     @property
     def truncates_batch(self) -> bool:
         """True with loops: texts hold no drafts, so that an item of arrays keeps all of its text."""
-        return self.runner.max_catch_up > 0
+        return self.runner.max_prefill > 0
 
     def takes_batch(self, step: DecodeBatch) -> bool:
         """True if every item keeps to ``check_extend`` and brings its tokens' states, and pages suffice for certain."""
         batched, lengths = step.batched, self.lengths(step).tolist()
         if not isinstance(batched, ExtendBatch) or not self._has_states(step, batched.states):
             return False
-        counts, max_catch_up = batched.counts.tolist(), self.runner.max_catch_up
+        counts, max_prefill = batched.counts.tolist(), self.runner.max_prefill
         if not 1 <= min(lengths) <= max(lengths) <= MAX_STEPS or not min(counts) >= 1:
             return False
-        if max(counts) > (max_catch_up or _MAX_FED) or (max_catch_up and len(step) > self.runner.max_draft_rows):
+        if max(counts) > (max_prefill or _MAX_FED) or (max_prefill and len(step) > self.runner.max_draft_rows):
             return False
         most = max(counts) + max(lengths) + 1  # a block has one query more
         if len({session.open.judging_rule.needs_evidence for session in step.sessions}) > 1:
@@ -213,7 +213,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         batched = step.batched if isinstance(step, DecodeBatch) else None
         if not isinstance(step, DecodeBatch) or not isinstance(batched, ExtendBatch) or batched.states is None:
             raise TypeError("a head reads states")
-        return begin_loop(self, step, batched.states) if self.runner.max_catch_up else ItemsForward(self, step)
+        return begin_loop(self, step, batched.states) if self.runner.max_prefill else ItemsForward(self, step)
 
     def lengths(self, step: DecodeBatch) -> Ints:  # [B]
         """``proposal_length`` of each."""
@@ -222,13 +222,13 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
     # Forwards.
 
     def _fits_loop(self, job: HeadJob, share: int) -> bool:
-        return job.metadata is not None and share == job.num_left <= self.runner.max_catch_up
+        return job.metadata is not None and share == job.num_left <= self.runner.max_prefill
 
     def _state_of(self, session: HeadSession) -> HeadState:
         state = session.executor_state
         if not isinstance(state, HeadState):
             opened = session.open
-            loops = self.runner.max_catch_up > 0 and fits_loop(opened)
+            loops = self.runner.max_prefill > 0 and fits_loop(opened)
             argmax = self.runner.sampler.rules.takes_argmax
             metadata = DraftMetadata.of(opened, self._vocab_size, takes_argmax=argmax) if loops else None
             state = session.executor_state = HeadState(SessionSampling(opened), metadata)

@@ -18,11 +18,11 @@ from outrider.model_executor.layers.contract import DeviceBatch
 class HeadLoopModel:
     """A ``LoopModel`` over one head; its buffers are what captured steps read and write."""
 
-    def __init__(self, head: DraftHead, *, max_rows: int, max_catch_up: int) -> None:
+    def __init__(self, head: DraftHead, *, max_rows: int, max_prefill: int) -> None:
         config = head.config
         self.head, self.device = head, head.device
         width = config.target_hidden_size * len(config.hidden_state_layers)
-        self.states = torch.zeros(max_rows * max_catch_up, width, dtype=head.dtype, device=head.device)  # [T, F]
+        self.states = torch.zeros(max_rows * max_prefill, width, dtype=head.dtype, device=head.device)  # [T, F]
         """The target's, of the tokens of a first step; to be written before it runs."""
         self._carried = torch.zeros(max_rows, config.layer.hidden_size, dtype=head.dtype, device=head.device)  # [R, H]
         self._logits = head.empty_logits(max_rows)  # [R, V]

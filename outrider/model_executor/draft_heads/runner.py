@@ -80,18 +80,19 @@ class DraftHeadRunner:
 
     def _make_loop(self, rules: DraftingRules, graphs: GraphLimits) -> tuple[HeadLoopModel, DraftLoop]:
         most = min(graphs.max_draft_length, MAX_STEPS) + 1
-        catch_ups = (*(size for size in _CATCH_UPS if size < most), max(most, _CATCH_UPS[0]))
-        model = HeadLoopModel(self.head, max_rows=graphs.max_sequences, max_catch_up=catch_ups[-1])
+        prefill_sizes = (*(size for size in _CATCH_UPS if size < most), max(most, _CATCH_UPS[0]))
+        model = HeadLoopModel(self.head, max_rows=graphs.max_sequences, max_prefill=prefill_sizes[-1])
         pages_per_row = -(-self.max_model_len // self.page_size)
         loop = DraftLoop(
-            model, self.kv_cache, self._frame, rules, pages_per_row=pages_per_row, limits=graphs, catch_ups=catch_ups
+            model, self.kv_cache, self._frame, rules, pages_per_row=pages_per_row,
+            limits=graphs, prefill_sizes=prefill_sizes
         )  # fmt: skip
         return model, loop
 
     @property
-    def max_catch_up(self) -> int:
+    def max_prefill(self) -> int:
         """Pairs that a row of ``draft`` may append before its first draw; 0 where there is no ``draft``: on a CPU."""
-        return 0 if self._loop is None else self._loop.max_catch_up
+        return 0 if self._loop is None else self._loop.max_prefill
 
     @property
     def max_draft_rows(self) -> int:
@@ -136,7 +137,7 @@ class DraftHeadRunner:
         """
         if self._loop is None:
             raise ValueError(f"there are no draft loops on {self.device}")
-        check_draft_rows(self.sequences, rows, self._limits, self._loop.max_catch_up)
+        check_draft_rows(self.sequences, rows, self._limits, self._loop.max_prefill)
         most, found, first = self._loop.max_rows, list[Draws](), 0
         for start in range(0, len(rows), most):
             batched = DraftBatch.of(rows[start : start + most])

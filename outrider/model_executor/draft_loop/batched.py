@@ -159,7 +159,7 @@ def plan_draft_batch(table: KVCacheManager, batched: DraftBatch) -> DraftPlan:
         pages.tables,
         array("i", batched.words().tobytes()),
         num_steps=max(num_drafts),
-        catch_up=max(counts),
+        num_prefill=max(counts),
         page_copies=tuple(table.pending_copies()),
         states=table.plan_states(batched.sequences, batched.lengths, counts, [max(num_drafts) - 1] * len(counts)),
     )

@@ -56,7 +56,7 @@ class StepShape:
     """Shape of one captured step."""
 
     num_rows: int
-    catch_up: int
+    num_prefill: int
     """Tokens that a row may append: 1, or more in a first step."""
 
 
@@ -81,15 +81,17 @@ class DraftLoop:
         *,
         pages_per_row: int,
         limits: GraphLimits = DEFAULT_LIMITS,
-        catch_ups: Sequence[int] = (1, MAX_CATCH_UP),
+        prefill_sizes: Sequence[int] = (1, MAX_CATCH_UP),
     ) -> None:
-        """First steps are captured for rows that append as many tokens as one of ``catch_ups``, ascending, or fewer."""
+        """First steps are captured for rows that append as many tokens as one of ``prefill_sizes``, ascending, or
+        fewer.
+        """
         self.rules = rules
         self.max_rows = limits.max_sequences
         """Largest number of rows of one loop."""
-        self.max_catch_up = max(catch_ups)
+        self.max_prefill = max(prefill_sizes)
         """Tokens that a row may append before its first draw."""
-        self._catch_ups = tuple(catch_ups)
+        self._prefill_sizes = tuple(prefill_sizes)
         self._model = model
         self._kv_cache = kv_cache
         self._frame = frame
@@ -114,8 +116,8 @@ class DraftLoop:
     def command_for(self, plan: DraftPlan) -> WorkerCommand:
         """The loop of a plan, laid out for as many rows as a step was captured for; of ``max_rows`` rows at most."""
         num_rows = padded_size(len(plan.contexts), self.max_rows)
-        catch_up = self._catch_ups[bisect.bisect_left(self._catch_ups, plan.catch_up)]
-        return draft_command(plan, LoopShape(num_rows, plan.num_steps, catch_up, self.max_catch_up))
+        num_prefill = self._prefill_sizes[bisect.bisect_left(self._prefill_sizes, plan.num_prefill)]
+        return draft_command(plan, LoopShape(num_rows, plan.num_steps, num_prefill, self.max_prefill))
 
     def run(self, shape: LoopShape, numbers: IntArray) -> bool:
         """Draft by what ``pack_draft`` gave; returns before the device is done, whether all steps were captured."""
@@ -123,7 +125,7 @@ class DraftLoop:
         (self._copy_inputs or self._input_buffer.copy_inputs)()
         num_captured = 0
         for step in range(shape.num_steps):
-            own = StepShape(shape.num_rows, 1 if step else shape.catch_up)
+            own = StepShape(shape.num_rows, 1 if step else shape.num_prefill)
             captured = self._captured.get(own)
             if captured is None:
                 self.launch(own)
@@ -166,7 +168,7 @@ class DraftLoop:
         """
         views = self._views_of(shape.num_rows)
         loop = views.loop
-        batch = loop.first.get(shape.catch_up, loop.single)
+        batch = loop.first.get(shape.num_prefill, loop.single)
         indices = None if batch is loop.single else batch.logit_indices
         logits = self._model.draft_logits(batch, self._kv_cache, indices)
         self._sampler(logits, loop.state.parameters, views.sink)
@@ -177,7 +179,9 @@ class DraftLoop:
     def _shapes(self) -> tuple[StepShape, ...]:
         """Largest first, so that smaller ones find memory to reuse."""
         sizes = reversed(padded_sizes(self.max_rows))
-        return tuple(StepShape(rows, catch_up) for rows in sizes for catch_up in sorted({1, *self._catch_ups})[::-1])
+        return tuple(
+            StepShape(rows, num_prefill) for rows in sizes for num_prefill in sorted({1, *self._prefill_sizes})[::-1]
+        )
 
     def _empty(self, num_rows: int) -> None:
         """Inputs of a step in which no row has queries, no token a slot, and nothing is drawn."""
@@ -187,7 +191,7 @@ class DraftLoop:
             batch.clear_slots()
 
     def _layout(self, num_rows: int) -> LoopShape:
-        return LoopShape(num_rows, MAX_STEPS, self.max_catch_up, self.max_catch_up)
+        return LoopShape(num_rows, MAX_STEPS, self.max_prefill, self.max_prefill)
 
     def _views_of(self, num_rows: int) -> _Views:
         known = self._views.get(num_rows)
@@ -196,7 +200,7 @@ class DraftLoop:
         return known
 
     def _view(self, num_rows: int) -> _Views:
-        firsts = [size for size in self._catch_ups if size > 1]
+        firsts = [size for size in self._prefill_sizes if size > 1]
         loop = unpack_draft(self._input_buffer.numbers, self._layout(num_rows), self._frame, firsts)
         draws, support = (MAX_STEPS, num_rows), (2, self.rules.support_limit)
         sink = DraftSink(

@@ -36,17 +36,17 @@ class LoopShape:
 
     num_rows: int
     num_steps: int
-    catch_up: int
+    num_prefill: int
     """The most tokens that a row appends before its first draw."""
-    max_catch_up: int = MAX_CATCH_UP
-    """Largest catch-up of any loop of this layout."""
+    max_prefill: int = MAX_CATCH_UP
+    """Largest draft prefill of any loop of this layout."""
 
     @property
     def sizes(self) -> list[int]:
         """Size of each part of the buffer in numbers, before the pages; independent of the number of steps and of
-        ``catch_up``.
+        ``num_prefill``.
         """
-        rows, tokens = self.num_rows, self.num_rows * self.max_catch_up
+        rows, tokens = self.num_rows, self.num_rows * self.max_prefill
         first = [tokens, tokens, tokens, rows + 1, rows]
         state = [1, rows, rows, rows, rows, rows * NUM_COLUMNS]
         return [*first, *state, rows + 1, rows + 1]
@@ -69,7 +69,7 @@ class DraftPlan:
     page_tables: Sequence[PageTable]  # [B][P] of all that is appended, drawn tokens included
     parameters: Words  # [B * NUM_COLUMNS]
     num_steps: int
-    catch_up: int
+    num_prefill: int
     """The most tokens of a row before its first draw."""
     page_copies: tuple[PageCopy, ...]
     """Done before anything else: all sources are read before any destination is written."""
@@ -82,7 +82,7 @@ def pack_draft(plan: DraftPlan, shape: LoopShape) -> IntArray:
     ids, slots, contexts, num_tokens = plan.token_ids, plan.slots, plan.contexts, len(plan.token_ids)
     last, page_starts = [end - 1 for end in plan.ends], starts_of(plan.page_tables)
     num_rows = len(contexts)
-    more, rest = shape.num_rows - num_rows, shape.num_rows * shape.max_catch_up - num_tokens
+    more, rest = shape.num_rows - num_rows, shape.num_rows * shape.max_prefill - num_tokens
     numbers = array("i", [
         *ids, *[0] * rest,
         *plan.positions, *[0] * rest,
@@ -107,7 +107,7 @@ def pack_draft(plan: DraftPlan, shape: LoopShape) -> IntArray:
 
 def draft_command(plan: DraftPlan, shape: LoopShape) -> WorkerCommand:
     """The loop of a plan, laid out as ``shape``; its page copies are a step of their own."""
-    arguments = (shape.num_rows, shape.num_steps, shape.catch_up, shape.max_catch_up)
+    arguments = (shape.num_rows, shape.num_steps, shape.num_prefill, shape.max_prefill)
     return WorkerCommand(Operation.DRAFT, arguments, pack_draft(plan, shape))
 
 
@@ -133,10 +133,10 @@ class DeviceLoop:
 
 
 def unpack_draft(
-    buffer: torch.Tensor, shape: LoopShape, frame: BatchFrame, catch_ups: Sequence[int] = (MAX_CATCH_UP,)
+    buffer: torch.Tensor, shape: LoopShape, frame: BatchFrame, prefill_sizes: Sequence[int] = (MAX_CATCH_UP,)
 ) -> DeviceLoop:
     """Views of a buffer on the device that holds, or will hold, what ``pack_draft`` gave, with first steps of these
-    ``catch_ups``.
+    ``prefill_sizes``.
     """
     parts = torch.split(buffer[: shape.num_fixed], shape.sizes)
     first_ids, first_positions, first_slots, first_starts, logit_indices = parts[:5]
@@ -150,14 +150,14 @@ def unpack_draft(
         rows = PagedRows(query_starts, contexts, page_starts, pages, max_queries, frame.counters)
         return frame.attention_inputs(own_slots, rows)
 
-    def first(catch_up: int) -> DeviceBatch:
+    def first(num_prefill: int) -> DeviceBatch:
         ids, own_positions, own_slots = (
-            part[: shape.num_rows * catch_up] for part in (first_ids, first_positions, first_slots)
+            part[: shape.num_rows * num_prefill] for part in (first_ids, first_positions, first_slots)
         )
-        states = StateInputs(catch_up, first_starts, contexts, own_slots, *of_states) if num_of_states else None
-        return DeviceBatch(ids, own_positions, groups(own_slots, first_starts, catch_up), logit_indices, states)
+        states = StateInputs(num_prefill, first_starts, contexts, own_slots, *of_states) if num_of_states else None
+        return DeviceBatch(ids, own_positions, groups(own_slots, first_starts, num_prefill), logit_indices, states)
 
-    firsts = {catch_up: first(catch_up) for catch_up in catch_ups}
+    firsts = {num_prefill: first(num_prefill) for num_prefill in prefill_sizes}
     states = StateInputs(1, starts, contexts, slots, *of_states) if num_of_states else None
     single = DeviceBatch(token_ids, positions, groups(slots, starts, 1), starts[:-1], states)
     table = parameters.view(shape.num_rows, NUM_COLUMNS)

@@ -71,14 +71,14 @@ class DraftRow:
 
 
 def check_draft_rows(
-    manager: KVCacheManager, rows: TokenIds[DraftRow], limits: TokenLimits, max_catch_up: int = MAX_CATCH_UP
+    manager: KVCacheManager, rows: TokenIds[DraftRow], limits: TokenLimits, max_prefill: int = MAX_CATCH_UP
 ) -> None:
     """Raise ``InvalidRequestError`` unless every row can be planned; changes nothing."""
     if len({row.sequence for row in rows}) < len(rows):
         raise InvalidRequestError("sequence", "stands in two rows of one draft loop")
     for row in rows:
-        if not 1 <= len(row.token_ids) <= max_catch_up:
-            raise InvalidRequestError("token_ids", f"must be 1 to {max_catch_up}, not {len(row.token_ids)}")
+        if not 1 <= len(row.token_ids) <= max_prefill:
+            raise InvalidRequestError("token_ids", f"must be 1 to {max_prefill}, not {len(row.token_ids)}")
         if not 1 <= row.num_drafts <= MAX_STEPS:
             raise InvalidRequestError("num_drafts", f"must be from 1 to {MAX_STEPS}, not {row.num_drafts}")
         more = len(row.token_ids) + row.num_drafts - 1

@@ -148,7 +148,7 @@ def test_what_a_draft_has_taken_in_is_newer_than_verdicts_that_wait_to_be_learne
 
     hear(128)
     policy.choose("target")
-    assert policy.take_begun_catch_up("target")
+    assert policy.take_begun_draft_prefill("target")
     hear(129)
     for session in sessions:
         policy.note_text_taken(session, draft_lag=1)
@@ -156,7 +156,7 @@ def test_what_a_draft_has_taken_in_is_newer_than_verdicts_that_wait_to_be_learne
     policy.choose("target")
     assert [session.draft_lag for session in sessions] == [1, 1]
     assert not any(map(policy.is_catching_up, sessions))
-    assert not policy.take_begun_catch_up("target")
+    assert not policy.take_begun_draft_prefill("target")
 
 
 def _text_taken(num_sessions: int) -> EventBatch[DraftEvent]:

@@ -283,7 +283,7 @@ def head_core(
     if loops:
         runner.draft = functools.partial(pairs_drawn_by_forwards, runner)
         runner.begin_draft = functools.partial(PairsDrawnByForwards, runner)
-        runner.__class__ = type("Looping", (type(runner),), {"max_catch_up": 17, "max_draft_rows": 8})
+        runner.__class__ = type("Looping", (type(runner),), {"max_prefill": 17, "max_draft_rows": 8})
     executor = holding(type(given.executor), switch, asynchronous=False)(runner)
     limits = Limits(runner.head.config.layer.vocab_size, runner.max_model_len, trims=True)
     table = SessionTable(executor.sequences, limits)

@@ -1,4 +1,4 @@
-"""Catch-up: drafts compute the text that they lack before any session drafts.
+"""Draft prefill: drafts compute the text that they lack before any session drafts.
 
 When speculation begins, most drafts lack hundreds of tokens. A draft that proposes for one session computes the others'
 text in small chunks beside that, and sessions that wait decode plainly between: each round then costs both and gains
@@ -19,17 +19,19 @@ _LONGEST_S = 1.0
 """Longest wait for the remaining drafts, which may have no room, after the last one that has caught up."""
 
 
-class CatchUp:
+class DraftPrefill:
     """The sessions of one target whose drafts lack text, and whether all others wait for them."""
 
     def __init__(self) -> None:
         self.is_active = self._has_begun = False
         self._last_s: float | None = None
-        """Time at which it began, or a draft last caught up; None while no catch-up is due."""
+        """Time at which it began, or a draft last caught up; None while no draft prefill is due."""
         self._num_lagging = 0
 
     def update(self, now: float, sessions: Collection[ControlledSession], *, is_wanted: bool) -> None:
-        """Begin or end a catch-up of those sessions that are to draft; ``is_wanted``: drafts may compute text now."""
+        """Begin or end a draft prefill of those sessions that are to draft; ``is_wanted``: drafts may compute text
+        now.
+        """
         was_active, self.is_active = self.is_active, False
         num_lagging = _num_lagging(sessions) if is_wanted else 0
         if num_lagging <= _SHARE * len(sessions):
@@ -42,7 +44,7 @@ class CatchUp:
         self._has_begun = self.is_active and (self._has_begun or not was_active)
 
     def take_begun(self) -> bool:
-        """True if a catch-up has begun since this was asked last, and goes on."""
+        """True if a draft prefill has begun since this was asked last, and goes on."""
         has_begun, self._has_begun = self._has_begun, False
         return has_begun
 
