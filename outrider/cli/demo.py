@@ -23,7 +23,7 @@ from outrider.config import FlagNames, load_all
 from outrider.config.fields import DraftMethod
 from outrider.config.typed_names import Place
 from outrider.demo import DFLASH, DRAFT, EAGLE3, PROMPTS, TARGET, require_pair
-from outrider.demo.measure import Comparison, DemoWorkload, compare
+from outrider.demo.measure import DemoComparison, DemoWorkload, compare
 from outrider.errors import ConfigError
 from outrider.process.extras import require_all, require_extras
 
@@ -198,7 +198,7 @@ def _busy() -> str:
     return f"the load of {num_processors} processors is {load:.1f}" if load > _BUSY_LOAD * num_processors else ""
 
 
-def figures_table(comparisons: Sequence[Comparison]) -> Table:
+def figures_table(comparisons: Sequence[DemoComparison]) -> Table:
     """A row for each temperature."""
     table = Table(box=None, pad_edge=False)
     for name in (

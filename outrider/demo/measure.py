@@ -34,7 +34,7 @@ class DemoRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class DemoComparison:
     """Runs with speculation and without, pairwise of the same prompts and seed."""
 
     temperature: float
@@ -95,14 +95,14 @@ async def compare(
     draft_length: int,
     num_runs: int,
     on_run: Callable[[], None] = lambda: None,
-) -> Comparison:
+) -> DemoComparison:
     """``num_runs`` pairs of runs; which of a pair goes first alternates. The run's number is its seed."""
     runs: dict[int, list[DemoRun]] = {draft_length: [], 0: []}
     for seed in range(num_runs):
         for length in (draft_length, 0) if seed % 2 == 0 else (0, draft_length):
             runs[length].append(await _run(client, workload, draft_length=length, seed=seed))
             on_run()
-    return Comparison(workload.temperature, draft_length, tuple(runs[draft_length]), tuple(runs[0]))
+    return DemoComparison(workload.temperature, draft_length, tuple(runs[draft_length]), tuple(runs[0]))
 
 
 async def _run(client: AsyncClient, workload: DemoWorkload, *, draft_length: int, seed: int) -> DemoRun:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.gateway.generations import Choice
+from outrider.gateway.generations import GenerationChoice
 from outrider.gateway.options import Caller, Wanted, make_choices
 from outrider.gateway.prompts import PreparedPrompt, check_length
 from outrider.gateway.protocol import ChatCompletionRequest
@@ -21,7 +21,7 @@ class ChatGeneration:
     """Generation of a chat: the request, and the parsers of its output."""
 
     prompt: PreparedPrompt
-    choices: Sequence[Choice]
+    choices: Sequence[GenerationChoice]
     form: MessageForm
     grammar: GrammarField | None
     request_id: str

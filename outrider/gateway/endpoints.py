@@ -18,7 +18,7 @@ from outrider.cooperative import run_in_slices
 from outrider.errors import InvalidRequestError, OutriderError, UnauthenticatedError
 from outrider.gateway.bodies import held_bytes, read_json, until_disconnect
 from outrider.gateway.chats import ChatGeneration, plan_chat
-from outrider.gateway.generations import Choice, GenerationClient, generate_all, stream_all
+from outrider.gateway.generations import GenerationChoice, GenerationClient, generate_all, stream_all
 from outrider.gateway.middleware import CACHE_SALT, note_misspelled, request_name
 from outrider.gateway.options import Caller, Wanted, make_choices
 from outrider.gateway.prompts import PreparedPrompt, check_length, prepare_chat, prepare_prompt
@@ -57,7 +57,7 @@ class GatewayClient(GenerationClient, ModelSource, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GatewayLimits:
     """Limits and timeouts of the gateway."""
 
     max_body_bytes: int = 8 << 20
@@ -82,7 +82,7 @@ class Endpoints:
         self,
         client: GatewayClient,
         watch: ModelWatch,
-        limits: Limits = Limits(),
+        limits: GatewayLimits = GatewayLimits(),
         parsers: OutputFormat = UNNAMED,
     ) -> None:
         """``parsers``: names that go before the ones that the chat template suggests."""
@@ -220,7 +220,9 @@ class Endpoints:
         timeout = self._limits.resume_timeout_s
         return plan_chat(model, asked, prompt, caller, parsers=self._parsers, resume_timeout=timeout)
 
-    async def _answer(self, request: Request, answer: Answer, choices: Sequence[Choice], *, streams: bool) -> Response:
+    async def _answer(
+        self, request: Request, answer: Answer, choices: Sequence[GenerationChoice], *, streams: bool
+    ) -> Response:
         try:
             if not streams:
                 results = await until_disconnect(request, generate_all(self._client, choices))

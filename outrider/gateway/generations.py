@@ -27,7 +27,7 @@ class GenerationClient(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GenerationChoice:
     """One generation of a request."""
 
     index: int
@@ -37,14 +37,16 @@ class Choice:
     options: GenerateOptions
 
 
-async def generate_all(client: GenerationClient, choices: Sequence[Choice]) -> list[GenerationResult]:
+async def generate_all(client: GenerationClient, choices: Sequence[GenerationChoice]) -> list[GenerationResult]:
     """The results in order. The first error cancels the others and is raised; so does cancellation."""
     if len(choices) == 1:
         return [await client.generate(**choices[0].options)]
     return await gather_limited(lambda choice: client.generate(**choice.options), choices, most=MAX_AT_ONCE)
 
 
-async def stream_all(client: GenerationClient, choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, Delta], None]:
+async def stream_all(
+    client: GenerationClient, choices: Sequence[GenerationChoice]
+) -> AsyncGenerator[tuple[GenerationChoice, Delta], None]:
     """Deltas of all choices as they arrive, in order within each choice. Closing the generator cancels all."""
     if len(choices) == 1:
         async with contextlib.aclosing(client.stream(**choices[0].options)) as deltas:
@@ -56,11 +58,13 @@ async def stream_all(client: GenerationClient, choices: Sequence[Choice]) -> Asy
             yield found
 
 
-async def _merge(client: GenerationClient, choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, Delta], None]:
+async def _merge(
+    client: GenerationClient, choices: Sequence[GenerationChoice]
+) -> AsyncGenerator[tuple[GenerationChoice, Delta], None]:
     # A reader that is slow holds up the generations behind a queue that is full, as it does with one of them.
-    queue: asyncio.Queue[tuple[Choice, Delta] | BaseException | None] = asyncio.Queue(2 * MAX_AT_ONCE)
+    queue: asyncio.Queue[tuple[GenerationChoice, Delta] | BaseException | None] = asyncio.Queue(2 * MAX_AT_ONCE)
 
-    async def pump(choice: Choice) -> None:
+    async def pump(choice: GenerationChoice) -> None:
         async with contextlib.aclosing(client.stream(**choice.options)) as deltas:
             async for delta in deltas:
                 await queue.put((choice, delta))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from outrider.client import GenerateOptions
-from outrider.gateway.generations import Choice
+from outrider.gateway.generations import GenerationChoice
 from outrider.gateway.prompts import PreparedPrompt
 from outrider.gateway.protocol.fields import GenerationFields
 from outrider.gateway.protocol.grammars import GrammarField
@@ -53,7 +53,7 @@ class Wanted:
 
 def make_choices(
     request: GenerationFields, prompts: Sequence[PreparedPrompt], wanted: Wanted, caller: Caller
-) -> list[Choice]:
+) -> list[GenerationChoice]:
     """A generation for each choice of each prompt, in the order of the response."""
     shared = _shared_options(request, wanted, caller)
     return list(_choices(request, prompts, shared, caller))
@@ -61,7 +61,7 @@ def make_choices(
 
 def _choices(
     request: GenerationFields, prompts: Sequence[PreparedPrompt], shared: dict[str, Any], caller: Caller
-) -> Iterator[Choice]:
+) -> Iterator[GenerationChoice]:
     num_choices = request.num_choices
     for index in range(len(prompts) * num_choices):
         place, choice = divmod(index, num_choices)
@@ -70,7 +70,7 @@ def _choices(
             own["seed"] = (request.seed + choice) % _NUM_SEEDS
         is_alone = len(prompts) * num_choices == 1
         own["request_id"] = caller.request_id if is_alone else f"{caller.request_id}-{index}"
-        yield Choice(index, place, cast(GenerateOptions, {**shared, **own}))
+        yield GenerationChoice(index, place, cast(GenerateOptions, {**shared, **own}))
 
 
 def _shared_options(request: GenerationFields, wanted: Wanted, caller: Caller) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from outrider.addresses import listening_error, listening_socket
 from outrider.client import AsyncClient, Tls
 from outrider.config import GatewaySettings
 from outrider.gateway.app import make_app
-from outrider.gateway.endpoints import Endpoints, Limits
+from outrider.gateway.endpoints import Endpoints, GatewayLimits
 from outrider.gateway.middleware import caller_key
 from outrider.gateway.served_model import ModelWatch
 from outrider.gateway.timed_protocol import TimedProtocol
@@ -154,8 +154,8 @@ def _config(settings: GatewaySettings, app: Starlette) -> uvicorn.Config:
     )
 
 
-def _limits(settings: GatewaySettings) -> Limits:
-    return Limits(settings.max_body_bytes, settings.resume_timeout_s, settings.max_open_request_bytes)
+def _limits(settings: GatewaySettings) -> GatewayLimits:
+    return GatewayLimits(settings.max_body_bytes, settings.resume_timeout_s, settings.max_open_request_bytes)
 
 
 def _parsers(settings: GatewaySettings) -> OutputFormat:

@@ -20,7 +20,7 @@ from outrider.errors import OutriderError
 from outrider.kernels.device_stream import mark_reached
 from outrider.kv_cache import KVCacheManager, KVSequence
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
-from outrider.model_executor.draft_heads.state_rows import StateRows
+from outrider.model_executor.draft_heads.state_rows import HeadStateRows
 from outrider.model_executor.draft_loop import DraftMetadata, DraftRow
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
@@ -190,7 +190,7 @@ class HeadSteps:
         width = config.target_hidden_size * len(config.hidden_state_layers)
         states = torch.zeros(len(sequences), width, dtype=self._runner.head.dtype, device=self._runner.device)
         rows = [DraftRow(self._metadata, each, [0], length, each.length + 2, lag=1) for each in sequences]
-        return lambda: self._runner.draft(rows, StateRows([states]))
+        return lambda: self._runner.draft(rows, HeadStateRows([states]))
 
 
 def _tokens(row: int, count: int, vocab_size: int) -> list[int]:

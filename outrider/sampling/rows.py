@@ -74,7 +74,7 @@ class ScoreRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class RowSpan:
+class SessionSpan:
     """Run of neighbouring rows of one request."""
 
     session: SessionSampling
@@ -98,14 +98,14 @@ class RowSpan:
         return range(self.start, self.stop)
 
 
-def spans_of(rows: Sequence[LogitRow]) -> list[RowSpan]:
+def spans_of(rows: Sequence[LogitRow]) -> list[SessionSpan]:
     """Runs of rows of the same request, so that parameters are read once per request."""
     return list(_spans(rows))
 
 
-def _spans(rows: Sequence[LogitRow]) -> Iterator[RowSpan]:
+def _spans(rows: Sequence[LogitRow]) -> Iterator[SessionSpan]:
     start = 0
     for stop in range(1, len(rows) + 1):
         if stop == len(rows) or rows[stop].session is not rows[start].session:
-            yield RowSpan(rows[start].session, rows[start:stop], start)
+            yield SessionSpan(rows[start].session, rows[start:stop], start)
             start = stop

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from outrider.benchmarks.http.run import HttpPlan, HttpServer, client_processes, run_plan, to_row
-from outrider.benchmarks.http.streams import Stream, stream_completion
+from outrider.benchmarks.http.run import HttpPlan, ServerUnderTest, client_processes, run_plan, to_row
+from outrider.benchmarks.http.streams import TimedStream, stream_completion
 from outrider.benchmarks.peers.run import Load
 from outrider.cli.bench import app
 from outrider.errors import UnavailableError
@@ -108,7 +108,7 @@ EVENT = 'data: {"choices": [{"text": "é€"}], "error": null}\n\n'.encode()
 USAGE = b'data: {"choices": null, "usage": {"completion_tokens": 1}}\n\n'
 
 
-async def stream_of(answer: bytes) -> Stream:
+async def stream_of(answer: bytes) -> TimedStream:
     """Stream of a server that answers with these bytes and closes the connection."""
 
     async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -149,7 +149,7 @@ async def test_lines_may_end_as_those_of_http_and_fields_may_be_null() -> None:
 
 
 def test_servers_take_turns_with_the_same_prompts_and_no_cached_ones(scripted: ScriptedServer) -> None:
-    servers = (HttpServer("a", scripted.url), HttpServer("b", scripted.url, {"temperature": 0.5}))
+    servers = (ServerUnderTest("a", scripted.url), ServerUnderTest("b", scripted.url, {"temperature": 0.5}))
     with client_processes(2, 30.0) as send:
         outcomes = run_plan(HttpPlan(servers, LOADS, num_tokens=4, num_warmups=0), send)
     assert [(one.engine, one.num_users, len(one.first_ms)) for one in outcomes] == [
@@ -169,7 +169,9 @@ def test_servers_take_turns_with_the_same_prompts_and_no_cached_ones(scripted: S
 @pytest.mark.parametrize("scripted", [{"fail_after": 4}], indirect=True)
 def test_a_server_that_fails_leaves_the_others(scripted: ScriptedServer) -> None:
     failed: list[tuple[str, int]] = []
-    plan = HttpPlan((HttpServer("a", "http://127.0.0.1:1"), HttpServer("b", scripted.url)), LOADS, 4, num_warmups=0)
+    plan = HttpPlan(
+        (ServerUnderTest("a", "http://127.0.0.1:1"), ServerUnderTest("b", scripted.url)), LOADS, 4, num_warmups=0
+    )
     with client_processes(1, 30.0) as send:
         outcomes = run_plan(plan, send, on_failed=lambda name, users, error: failed.append((name, users)))
     assert failed == [("a", 1), ("b", 3)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from outrider.cli.statistics import acceptance_rate, statistics, tokens_per_second
-from outrider.demo.measure import Comparison, DemoRun
+from outrider.demo.measure import DemoComparison, DemoRun
 from outrider.generation import GenerationResult, SpeculationStats, StageTimes, Timing, Usage
 from outrider.types import FinishReason
 
@@ -101,7 +101,7 @@ def test_statistics_say_where_the_time_went() -> None:
 def test_a_comparison_takes_medians_and_sums() -> None:
     fast = tuple(DemoRun(seconds, (result((1, 0, 0, 0, 3)),)) for seconds in (1.0, 2.0, 7.0))
     slow = tuple(DemoRun(seconds, (result(()),)) for seconds in (3.0, 4.0, 100.0))
-    comparison = Comparison(temperature=0.0, draft_length=4, with_draft=fast, without=slow)
+    comparison = DemoComparison(temperature=0.0, draft_length=4, with_draft=fast, without=slow)
     assert comparison.speed == pytest.approx(21 / 2)
     assert comparison.plain_speed == pytest.approx(21 / 4)
     assert comparison.ratio == pytest.approx(2.0)

@@ -12,7 +12,7 @@ import torch
 
 from outrider.kernels.draft_sampling.layout import NUM_FIELDS, Field
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
-from outrider.model_executor.draft_heads.state_rows import StateRows
+from outrider.model_executor.draft_heads.state_rows import HeadStateRows
 from outrider.model_executor.draft_loop import DraftMetadata, DraftRow
 from outrider.model_executor.draft_loop.batched import DraftBatch, MetadataBatch
 from outrider.model_executor.draft_loop.results import DrawnBatch
@@ -76,7 +76,7 @@ def test_rows_past_those_of_a_loop_are_drawn_by_the_next_one(
         DraftRow(DraftMetadata.of(opening(number), 272), sequence, [3, 4], 3, 3, 1)
         for number, sequence in enumerate(sequences)
     ]
-    drawn = runner.draft(rows, StateRows([torch.zeros(6, 96)]))
+    drawn = runner.draft(rows, HeadStateRows([torch.zeros(6, 96)]))
     assert [one.token_ids for one in drawn] == [(7, 7, 7)] * 3
     assert said == ["states 0 to 4", "plan 2", "run", "wait", "states 4 to 6", "plan 1", "run", "wait"]
     assert [sequence.length for sequence in sequences] == [2, 2, 2]
@@ -92,7 +92,7 @@ def test_a_loop_of_columns_runs_while_its_sequences_are_brought_up_to_date(
     sequences = [runner.sequences.open(30) for _ in range(2)]
     metadata = MetadataBatch.of([DraftMetadata.of(opening(number), 272) for number in range(2)])
     batched = DraftBatch(sequences, metadata, [3, 4], [3, 4, 5, 6, 7], [2, 3], [3, 2], [1, 1])
-    flight = runner.begin_draft(batched, StateRows([torch.zeros(5, 96)]))
+    flight = runner.begin_draft(batched, HeadStateRows([torch.zeros(5, 96)]))
     assert said == ["states 0 to 5", "plan 2", "run"]
     assert [sequence.token_ids for sequence in sequences] == [[3, 4], [5, 6, 7]]
     drawn = flight.finish()
@@ -109,7 +109,7 @@ def test_states_come_to_the_loop_by_one_copy_wherever_they_lie(sizes: list[int])
     scattered = torch.full((20, 96), torch.nan)
     scattered[places] = states
     parts = states.split(sizes)  # type: ignore[no-untyped-call]
-    for rows in (StateRows(parts), StateRows([scattered], places)):
+    for rows in (HeadStateRows(parts), HeadStateRows([scattered], places)):
         for first, last in ((0, 9), (0, 4), (3, 8), (8, 9), (5, 5)):
             out = torch.full((last - first, 96), torch.nan)
             rows.copy_to(out, first)

@@ -16,7 +16,7 @@ import uvicorn
 
 from outrider import AsyncClient
 from outrider.gateway.app import make_app
-from outrider.gateway.endpoints import Endpoints, Limits
+from outrider.gateway.endpoints import Endpoints, GatewayLimits
 from outrider.gateway.served_model import ModelWatch
 from outrider.gateway.server import bounded_socket
 from outrider.gateway.timed_protocol import TimedProtocol
@@ -50,7 +50,7 @@ class Gateway:
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._client = AsyncClient(list(addresses), token=token)
-        endpoints = Endpoints(self._client, ModelWatch(self._client, names=names), Limits(**limits))
+        endpoints = Endpoints(self._client, ModelWatch(self._client, names=names), GatewayLimits(**limits))
         self.open_requests = endpoints.open_requests
         listener = bounded_socket("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -14,7 +14,7 @@ import pytest
 
 from outrider import __version__
 from outrider.errors import UnavailableError
-from outrider.gateway.generations import MAX_AT_ONCE, Choice, generate_all, stream_all
+from outrider.gateway.generations import MAX_AT_ONCE, GenerationChoice, generate_all, stream_all
 from outrider.gateway.middleware import caller_key
 from outrider.gateway.protocol.completion import CompletionRequest
 from outrider.gateway.protocol.fields import GenerationFields
@@ -176,7 +176,7 @@ async def test_choices_that_wait_for_others_have_no_tasks(stream: bool) -> None:
         async def stream(self, **options: Any) -> Any:
             yield await self.generate()
 
-    choices = [Choice(index, 0, {}) for index in range(4 * MAX_AT_ONCE)]
+    choices = [GenerationChoice(index, 0, {}) for index in range(4 * MAX_AT_ONCE)]
     client: Any = Waiting()
 
     async def work() -> None:

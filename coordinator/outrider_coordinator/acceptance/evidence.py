@@ -24,7 +24,7 @@ from outrider.types import (
 from outrider_coordinator.acceptance.vectorized import (
     ROW_SUM_TOLERANCE,
     TARGET_SUM_TOLERANCE,
-    Rows,
+    SupportRows,
     are_near_1,
     are_sound,
 )
@@ -52,7 +52,7 @@ def _is_sound_sparse_evidence(token_ids: Sequence[int], evidence: SparseEvidence
     num_ids = int(evidence.counts.sum())
     if evidence.counts.shape != (len(token_ids),) or not evidence.token_ids.shape == evidence.probs.shape == (num_ids,):
         return False
-    return are_sound(Rows.of_one(token_ids, evidence), np.array([num_token_ids]))
+    return are_sound(SupportRows.of_one(token_ids, evidence), np.array([num_token_ids]))
 
 
 def _is_sound_dense_evidence(token_ids: Sequence[int], evidence: DenseEvidence, num_token_ids: int) -> bool:

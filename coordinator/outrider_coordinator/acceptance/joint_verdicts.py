@@ -21,7 +21,7 @@ from outrider.randomness.philox_numpy import uniform
 from outrider.randomness.streams import Stream
 from outrider.types import FloatArray, IntArray, SparseEvidence
 from outrider.values import step_value
-from outrider_coordinator.acceptance.vectorized import TARGET_SUM_TOLERANCE, Doubles, Indices, Rows, are_near_1
+from outrider_coordinator.acceptance.vectorized import TARGET_SUM_TOLERANCE, Doubles, Indices, SupportRows, are_near_1
 
 _NO_REJECTION = 1 << 40
 """Position past any draft length: no token of the case was rejected."""
@@ -30,7 +30,7 @@ _NO_REJECTION = 1 << 40
 class JointVerdicts:
     """Verdicts on checked proposals, once their scores are there."""
 
-    def __init__(self, rows: Rows, limits: Indices, coins: Doubles) -> None:  # [C], [2, R]
+    def __init__(self, rows: SupportRows, limits: Indices, coins: Doubles) -> None:  # [C], [2, R]
         """``limits``: of token ids. ``coins``: of each draft token, those of its acceptance and of a draw behind it."""
         self._rows, self._limits, self._coins = rows, limits, coins
         self._score_limits = limits.repeat(rows.num_rows + 1)  # [R+C]
@@ -43,7 +43,9 @@ class JointVerdicts:
         self._sizes = np.add.reduceat(rows.counts, self._firsts)  # [C] ids in the supports of each case
 
     @classmethod
-    def of(cls, rows: Rows, *, limits: Indices, seeds: NDArray[np.uint64], bases: Indices) -> JointVerdicts:  # [C] each
+    def of(
+        cls, rows: SupportRows, *, limits: Indices, seeds: NDArray[np.uint64], bases: Indices
+    ) -> JointVerdicts:  # [C]
         """Judge with the random numbers of sessions with these seeds, whose proposals begin at ``bases``."""
         bases = bases[rows.cases]
         streams = np.array([[Stream.ACCEPTANCE], [Stream.RESIDUAL]])
@@ -52,7 +54,7 @@ class JointVerdicts:
     @classmethod
     def joined(cls, parts: Sequence[JointVerdicts]) -> JointVerdicts:
         """Verdicts on the cases of all parts."""
-        rows = Rows.joined([part._rows for part in parts])
+        rows = SupportRows.joined([part._rows for part in parts])
         limits = np.concatenate([part._limits for part in parts])
         return cls(rows, limits, np.concatenate([part._coins for part in parts], axis=1))
 
@@ -133,7 +135,7 @@ class JointVerdicts:
 class SupportedProposals:
     """Sound proposals of one message with their supports; what verdicts on them need is computed once."""
 
-    def __init__(self, rows: Rows, *, limits: Indices, seeds: NDArray[np.uint64], bases: Indices) -> None:  # [C] each
+    def __init__(self, rows: SupportRows, *, limits: Indices, seeds: NDArray[np.uint64], bases: Indices) -> None:  # [C]
         self.rows, self._limits, self._seeds, self._bases = rows, limits, seeds, bases
         self._starts = rows.num_rows.cumsum() - rows.num_rows  # [C]
 
@@ -181,7 +183,7 @@ def verdicts_on(placed: Sequence[PlacedEvidence]) -> JointVerdicts:
     return JointVerdicts.joined(parts).selected(order)
 
 
-def _steps(rows: Rows) -> Indices:  # [R]
+def _steps(rows: SupportRows) -> Indices:  # [R]
     """Position of each row's draft token in its case."""
     firsts = rows.num_rows.cumsum() - rows.num_rows
     found: Indices = np.arange(len(rows.cases)) - firsts[rows.cases]

@@ -25,7 +25,7 @@ Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SupportRows:
     """The supports of all draft positions of all cases, concatenated."""
 
     num_rows: Indices  # [C] draft tokens of each case
@@ -37,13 +37,13 @@ class Rows:
     probs: FloatArray  # [N]
 
     @classmethod
-    def of(cls, num_rows: Indices, counts: Indices, drafted: Indices, ids: IntArray, probs: FloatArray) -> Rows:
+    def of(cls, num_rows: Indices, counts: Indices, drafted: Indices, ids: IntArray, probs: FloatArray) -> SupportRows:
         """Rows with the fields that follow from the counts."""
         starts, cases = counts.cumsum() - counts, np.arange(num_rows.size).repeat(num_rows)
         return cls(num_rows, counts, starts, cases, drafted, ids, probs)
 
     @classmethod
-    def of_columns(cls, proposals: AnswerBatch[Any]) -> Rows:
+    def of_columns(cls, proposals: AnswerBatch[Any]) -> SupportRows:
         """Rows of proposals that came as arrays, with supports."""
         supports = proposals.supports
         if supports is None:
@@ -52,22 +52,24 @@ class Rows:
         return cls.of(num_rows, counts, proposals.token_ids.astype(np.int64), supports.token_ids, supports.probs)
 
     @classmethod
-    def of_one(cls, draft_token_ids: Sequence[int], evidence: SparseEvidence) -> Rows:
+    def of_one(cls, draft_token_ids: Sequence[int], evidence: SparseEvidence) -> SupportRows:
         """Rows of a single proposal."""
         num_rows, drafted = np.array([len(draft_token_ids)]), np.array(draft_token_ids, dtype=np.int64)
         return cls.of(num_rows, evidence.counts.astype(np.int64), drafted, evidence.token_ids, evidence.probs)
 
     @classmethod
-    def joined(cls, parts: Sequence[Rows]) -> Rows:
+    def joined(cls, parts: Sequence[SupportRows]) -> SupportRows:
         """The cases of all parts, one part after the other."""
         names = ("num_rows", "counts", "drafted", "ids", "probs")
         return cls.of(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
-    def selected(self, cases: Indices) -> Rows:
+    def selected(self, cases: Indices) -> SupportRows:
         """Rows of these cases alone."""
         rows = ragged(self.num_rows, cases)
         ids = ragged(self.counts, rows)
-        return Rows.of(self.num_rows[cases], self.counts[rows], self.drafted[rows], self.ids[ids], self.probs[ids])
+        return SupportRows.of(
+            self.num_rows[cases], self.counts[rows], self.drafted[rows], self.ids[ids], self.probs[ids]
+        )
 
     def where_drafted(self) -> Indices:
         """Indices of the draft tokens in their supports, if they are there."""
@@ -78,7 +80,7 @@ class Rows:
         return np.add.reduceat(values, self.starts, dtype=np.float64)
 
 
-def are_sound(rows: Rows, limits: Indices) -> bool:  # limits [C]
+def are_sound(rows: SupportRows, limits: Indices) -> bool:  # limits [C]
     """True if each draft token was drawn from its support: distinct ids below the limit, with probabilities above 0
     that sum to 1.
     """
@@ -95,7 +97,7 @@ def are_sound(rows: Rows, limits: Indices) -> bool:  # limits [C]
     )
 
 
-def _are_distinct(rows: Rows) -> bool:
+def _are_distinct(rows: SupportRows) -> bool:
     """True if no id is twice in one support; ids are not negative."""
     width = rows.counts.item(0)
     if (rows.counts == width).all():  # mostly: short rows of equal length are sorted in a fraction of the time

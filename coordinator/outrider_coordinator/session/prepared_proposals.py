@@ -14,7 +14,7 @@ import numpy as np
 
 from outrider.batched import I4, U4, U8, AnswerBatch, Column, ScoreAhead, ScoreBatch, SupportBatch
 from outrider_coordinator.acceptance.joint_verdicts import PlacedEvidence, SupportedProposals
-from outrider_coordinator.acceptance.vectorized import Rows, are_sound
+from outrider_coordinator.acceptance.vectorized import SupportRows, are_sound
 from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.prepared import NO_IDS, Bools, Prepared
 from outrider_coordinator.session.state import DRAFTING, SCORING
@@ -89,7 +89,7 @@ class PreparedProposals(Prepared):
             return False
         if not self.is_sparse:
             return True
-        return answers.supports is not None and are_sound(Rows.of_columns(answers), self.limits)
+        return answers.supports is not None and are_sound(SupportRows.of_columns(answers), self.limits)
 
     def announcement(self, channel: int, plane: int) -> ScoreAhead | None:
         """Scores for the target to compute when the proposals come by a channel; None unless ``announce`` was called
@@ -138,7 +138,9 @@ class PreparedProposals(Prepared):
             table.drafted[self.index, :width] = drafted
         if answers.is_sparse:
             seeds, bases = self.rows[:, col.SEED].copy().view(np.uint64), self.rows[:, col.LENGTH]
-            proposals = SupportedProposals(Rows.of_columns(answers), limits=self.limits, seeds=seeds, bases=bases)
+            proposals = SupportedProposals(
+                SupportRows.of_columns(answers), limits=self.limits, seeds=seeds, bases=bases
+            )
             for case, session in enumerate(self.sessions):
                 session.row.evidence = PlacedEvidence(proposals, case)
 

@@ -13,7 +13,7 @@ import torch
 
 from outrider.batched import StateBatch
 from outrider.kernels.device_stream import to_device
-from outrider.model_executor.draft_heads.state_rows import StateRows
+from outrider.model_executor.draft_heads.state_rows import HeadStateRows
 from outrider.model_executor.draft_loop.batched import DraftBatch
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.ports import Proposal
@@ -74,10 +74,10 @@ class ItemsForward:
         return output if found.batched is None else found
 
 
-def _rows_of(states: StateBatch, dtype: torch.dtype) -> tuple[StateRows, torch.Tensor]:
+def _rows_of(states: StateBatch, dtype: torch.dtype) -> tuple[HeadStateRows, torch.Tensor]:
     """The states as a loop takes them, and the row [B] int32 of each session's last in their one part."""
     tensor, ends, places = states.tensor.to(dtype), states.counts.cumsum() - 1, states.places()
     if places is None:
-        return StateRows([tensor]), to_device(ends.astype(np.int32), tensor.device)
+        return HeadStateRows([tensor]), to_device(ends.astype(np.int32), tensor.device)
     on_device = to_device(np.concatenate([places, places[ends]]).astype(np.int32), tensor.device)
-    return StateRows([tensor], on_device[: len(places)]), on_device[len(places) :]
+    return HeadStateRows([tensor], on_device[: len(places)]), on_device[len(places) :]

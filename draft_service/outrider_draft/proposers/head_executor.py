@@ -17,7 +17,7 @@ from outrider.errors import OutriderError
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.device_setup import keep_to_set_threads
 from outrider.model_executor.draft_heads.runner import PAIR_LAG, DraftHeadRunner
-from outrider.model_executor.draft_heads.state_rows import StateRows
+from outrider.model_executor.draft_heads.state_rows import HeadStateRows
 from outrider.model_executor.draft_loop import MAX_STEPS, DraftMetadata, DraftRow, fits_loop
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
@@ -242,7 +242,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
             assert job.metadata is not None  # noqa: S101 - else it does not fit
             rows.append(DraftRow(job.metadata, job.kv, token_ids, job.draft_length, job.base, PAIR_LAG))
             states.append(own)
-        drawn = self.runner.draft(rows, StateRows(states))
+        drawn = self.runner.draft(rows, HeadStateRows(states))
         last_states = last_of_each(states)
         for job, row, last, draws in zip(jobs, rows, last_states, drawn, strict=True):
             job.sequence.text.extend(row.token_ids)

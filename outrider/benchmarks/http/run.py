@@ -18,7 +18,7 @@ from multiprocessing import get_context
 from statistics import fmean
 from typing import Any
 
-from outrider.benchmarks.http.streams import Stream, stream_completion
+from outrider.benchmarks.http.streams import TimedStream, stream_completion
 from outrider.benchmarks.peers.run import Load, PeerOutcome, Prompt, num_different, read_outcome
 from outrider.benchmarks.samples import median
 from outrider.errors import OutriderError, UnavailableError
@@ -26,12 +26,12 @@ from outrider.errors import OutriderError, UnavailableError
 _START_DELAY_S = 0.02
 """Delay from the moment at which the processes get their requests to that at which all send them."""
 
-Send = Callable[[str, Sequence[Mapping[str, Any]]], list[Stream]]
+Send = Callable[[str, Sequence[Mapping[str, Any]]], list[TimedStream]]
 """(address, bodies) to their streams; all bodies are sent at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
-class HttpServer:
+class ServerUnderTest:
     """A server, or one way to ask it."""
 
     name: str
@@ -44,7 +44,7 @@ class HttpServer:
 class HttpPlan:
     """Requests for every server."""
 
-    servers: tuple[HttpServer, ...]
+    servers: tuple[ServerUnderTest, ...]
     loads: tuple[Load, ...]
     num_tokens: int
     num_warmups: int = 1
@@ -57,11 +57,11 @@ def client_processes(num_processes: int, timeout_s: float) -> Iterator[Send]:
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
         list(pool.map(time.sleep, [_START_DELAY_S] * num_processes))  # all have started
 
-        def send(url: str, bodies: Sequence[Mapping[str, Any]]) -> list[Stream]:
+        def send(url: str, bodies: Sequence[Mapping[str, Any]]) -> list[TimedStream]:
             shares = [bodies[number::num_processes] for number in range(min(num_processes, len(bodies)))]
             start = time.monotonic() + _START_DELAY_S
             futures = [pool.submit(_send_share, url, share, start, timeout_s) for share in shares]
-            streams: list[Stream | None] = [None] * len(bodies)
+            streams: list[TimedStream | None] = [None] * len(bodies)
             for number, future in enumerate(futures):
                 streams[number::num_processes] = future.result()
             return [stream for stream in streams if stream is not None]
@@ -69,8 +69,8 @@ def client_processes(num_processes: int, timeout_s: float) -> Iterator[Send]:
         yield send
 
 
-def _send_share(url: str, bodies: Sequence[Mapping[str, Any]], start: float, timeout_s: float) -> list[Stream]:
-    async def run() -> list[Stream]:
+def _send_share(url: str, bodies: Sequence[Mapping[str, Any]], start: float, timeout_s: float) -> list[TimedStream]:
+    async def run() -> list[TimedStream]:
         await asyncio.sleep(start - time.monotonic())
         async with asyncio.timeout(None if timeout_s == math.inf else timeout_s):
             return list(await asyncio.gather(*(stream_completion(url, body) for body in bodies)))
@@ -109,7 +109,7 @@ def run_plan(
     return outcomes
 
 
-def _time_group(send: Send, server: HttpServer, group: Sequence[Prompt], num_tokens: int) -> dict[str, Any]:
+def _time_group(send: Send, server: ServerUnderTest, group: Sequence[Prompt], num_tokens: int) -> dict[str, Any]:
     """Times of prompts that go together: with one new token each, and with all."""
     one = send(server.url, _bodies(server, group, 1))
     whole = send(server.url, _bodies(server, group, num_tokens))
@@ -125,7 +125,7 @@ def _time_group(send: Send, server: HttpServer, group: Sequence[Prompt], num_tok
     }
 
 
-def _bodies(server: HttpServer, group: Sequence[Prompt], num_tokens: int) -> list[dict[str, Any]]:
+def _bodies(server: ServerUnderTest, group: Sequence[Prompt], num_tokens: int) -> list[dict[str, Any]]:
     """Requests whose prompts no earlier call has put into a prefix cache."""
     shared = {
         "max_tokens": num_tokens,
@@ -138,7 +138,7 @@ def _bodies(server: HttpServer, group: Sequence[Prompt], num_tokens: int) -> lis
     return [{"prompt": list(prompt), **shared} for prompt in group]
 
 
-def _span(streams: Sequence[Stream]) -> float:
+def _span(streams: Sequence[TimedStream]) -> float:
     """Seconds from the first request to the end of the last."""
     return max(stream.last for stream in streams) - min(stream.began for stream in streams)
 

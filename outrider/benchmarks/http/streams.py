@@ -21,7 +21,7 @@ _SHOWN_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class TimedStream:
     """One streamed completion. Times are readings of the monotonic clock, which processes of a host share."""
 
     began: float
@@ -34,7 +34,7 @@ class Stream:
     text: str
 
 
-async def stream_completion(base_url: str, body: Mapping[str, Any]) -> Stream:
+async def stream_completion(base_url: str, body: Mapping[str, Any]) -> TimedStream:
     """Send one request to ``/v1/completions``; ``UnavailableError`` unless its stream ends as it should."""
     url = urlsplit(base_url)
     content = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
@@ -114,7 +114,7 @@ async def _until_end(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
         yield part
 
 
-def _parse(base_url: str, began: float, lines: list[tuple[float, bytes]]) -> Stream:
+def _parse(base_url: str, began: float, lines: list[tuple[float, bytes]]) -> TimedStream:
     times: list[float] = []
     texts: list[str] = []
     token_ids: list[int] = []
@@ -138,4 +138,4 @@ def _parse(base_url: str, began: float, lines: list[tuple[float, bytes]]) -> Str
             raise UnavailableError(f"{base_url} sent an event that is none of a completion: {shown}") from error
     if not times or num_tokens is None:
         raise UnavailableError(f"{base_url}: a stream ended after {len(times)} events without its usage")
-    return Stream(began, times[0], times[-1], num_tokens, tuple(token_ids), "".join(texts))
+    return TimedStream(began, times[0], times[-1], num_tokens, tuple(token_ids), "".join(texts))

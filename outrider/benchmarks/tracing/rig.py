@@ -76,7 +76,7 @@ class _AtOnce(StandInExecutor[ItemT, EventT]):
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class TracedStepTimes:
     """Seconds that one step took in each process."""
 
     coordinator: float
@@ -109,7 +109,7 @@ class Rig:
         self._to_draft: list[DraftCommand] = []
         self._start()
 
-    def step(self) -> StepTimes:
+    def step(self) -> TracedStepTimes:
         """One step, from the draft's forward to the verdict."""
         times = [time.perf_counter()]
         proposed = _serve(self._draft, self._to_draft)
@@ -121,7 +121,7 @@ class Rig:
         self._tell(scored, is_draft=False)
         times.append(time.perf_counter())
         draft, proposal, target, verdict = (after - before for before, after in itertools.pairwise(times))
-        return StepTimes(proposal + verdict, target, draft)
+        return TracedStepTimes(proposal + verdict, target, draft)
 
     def end(self) -> None:
         """The request is over: what was noted of it is handed over."""

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from outrider.benchmarks.environment import describe_environment, now
 from outrider.benchmarks.schema import Label, Result, Series
-from outrider.benchmarks.tracing.rig import Rig, StepTimes, Tracings
+from outrider.benchmarks.tracing.rig import Rig, TracedStepTimes, Tracings
 from outrider.errors import ConfigError, IntegrityError, install_command
 from outrider.telemetry.tracing import TraceContext, names
 from outrider.telemetry.tracing.context import new_span_id, new_trace_id
@@ -110,8 +110,8 @@ def _require_spans(num_spans: Mapping[str, int], num_steps: int) -> None:
             raise IntegrityError(f"{num_steps} sampled steps left {num_spans.get(name, 0)} spans of the {place}")
 
 
-def _time_steps(rigs: dict[str, Rig], num_steps: int) -> dict[str, list[StepTimes]]:
-    costs: dict[str, list[StepTimes]] = {arm: [] for arm in rigs}
+def _time_steps(rigs: dict[str, Rig], num_steps: int) -> dict[str, list[TracedStepTimes]]:
+    costs: dict[str, list[TracedStepTimes]] = {arm: [] for arm in rigs}
     for number in range(num_steps - 1):  # the prefill was one
         # Who comes first is another each time: the one after a longer step finds less in the processor's caches.
         for index in range(len(ARMS)):

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from outrider.errors import OutriderError
-from outrider.gateway.generations import Choice
+from outrider.gateway.generations import GenerationChoice
 from outrider.gateway.responses.error_responses import error_body
 from outrider.generation import Delta, GenerationResult
 
@@ -34,7 +34,7 @@ class Answer(ABC):
         """The whole response."""
 
     @abstractmethod
-    def events(self, choice: Choice, delta: Delta) -> Iterable[Json]:
+    def events(self, choice: GenerationChoice, delta: Delta) -> Iterable[Json]:
         """The events of a delta; may be empty."""
 
     @abstractmethod
@@ -55,7 +55,9 @@ class Answer(ABC):
 
 
 async def event_stream(
-    answer: Answer, deltas: AsyncGenerator[tuple[Choice, Delta], None], first: tuple[Choice, Delta] | None
+    answer: Answer,
+    deltas: AsyncGenerator[tuple[GenerationChoice, Delta], None],
+    first: tuple[GenerationChoice, Delta] | None,
 ) -> AsyncIterator[bytes]:
     """Server-sent events. An error after the first event is sent as the last event."""
     try:

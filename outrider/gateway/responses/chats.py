@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from outrider.errors import OutriderError
 from outrider.gateway.chats import ChatGeneration
-from outrider.gateway.generations import Choice
+from outrider.gateway.generations import GenerationChoice
 from outrider.gateway.protocol.chat import ChatCompletionRequest
 from outrider.gateway.responses.answers import Answer, Json
 from outrider.gateway.responses.chat_messages import MessageParser
@@ -51,7 +51,7 @@ class ChatAnswer(Answer):
             found["prompt_logprobs"] = self._logprobs.prompt(results[0].prompt_logprobs or ())
         return found
 
-    def events(self, choice: Choice, delta: Delta) -> Iterator[Json]:
+    def events(self, choice: GenerationChoice, delta: Delta) -> Iterator[Json]:
         """The role before the first delta of a choice, then a chunk for each delta."""
         state = self._states.take(choice, delta)
         if state.is_first:
@@ -81,16 +81,16 @@ class ChatAnswer(Answer):
         """An error with the field names of the request."""
         return in_words_of_chats(error, self._grammar)
 
-    def _first_chunk(self, choice: Choice) -> Json:
+    def _first_chunk(self, choice: GenerationChoice) -> Json:
         message = {"role": self._role, "content": self._echoed}
         found = self._chunk(choice, {"index": choice.index, "delta": message, "logprobs": None, "finish_reason": None})
         return found | {"prompt_token_ids": list(self._prompt.token_ids)} if self._request.return_token_ids else found
 
-    def _chunk(self, choice: Choice, found: Json) -> Json:
+    def _chunk(self, choice: GenerationChoice, found: Json) -> Json:
         usage = {"usage": self._states.usage(choice)} if self._request.tells_usage_always else {}
         return {**self._head, "choices": [found], **usage}
 
-    def _choice(self, choice: Choice, result: GenerationResult) -> Json:
+    def _choice(self, choice: GenerationChoice, result: GenerationResult) -> Json:
         message = self._messages[choice.index].whole(result.text)
         if self._echoed:
             message["content"] = self._echoed + (message["content"] or "")
@@ -102,7 +102,7 @@ class ChatAnswer(Answer):
         }
         return found | {"token_ids": list(result.token_ids)} if self._request.return_token_ids else found
 
-    def _ending(self, choice: Choice, result: GenerationResult) -> Json:
+    def _ending(self, choice: GenerationChoice, result: GenerationResult) -> Json:
         ending = self._states.ending(choice, result)
         is_call = self._messages[choice.index].has_calls and result.finish_reason is FinishReason.STOP
         return {**ending, "finish_reason": "tool_calls"} if is_call else ending

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.gateway.generations import Choice
+from outrider.gateway.generations import GenerationChoice
 from outrider.gateway.responses.usage import count_tokens
 from outrider.gateway.served_model import ServedModel
 from outrider.generation import Delta, GenerationResult
@@ -31,7 +31,7 @@ class ChoiceState:
 class ChoiceStates:
     """The choices of one response."""
 
-    def __init__(self, choices: Sequence[Choice], prompt_lengths: Sequence[int], model: ServedModel) -> None:
+    def __init__(self, choices: Sequence[GenerationChoice], prompt_lengths: Sequence[int], model: ServedModel) -> None:
         self._states = [ChoiceState() for _ in choices]
         self._prompt_lengths = prompt_lengths
         self._eos = frozenset(model.info.eos_token_ids)
@@ -41,7 +41,7 @@ class ChoiceStates:
         """The results of all choices, after their end."""
         return [state.result for state in self._states if state.result is not None]
 
-    def take(self, choice: Choice, delta: Delta) -> ChoiceState:
+    def take(self, choice: GenerationChoice, delta: Delta) -> ChoiceState:
         """Return the state after this delta."""
         state = self._states[choice.index]
         state.is_first, state.has_begun = not state.has_begun, True
@@ -51,11 +51,11 @@ class ChoiceStates:
         state.result = delta.result
         return state
 
-    def usage(self, choice: Choice) -> Json:
+    def usage(self, choice: GenerationChoice) -> Json:
         """The current usage of a choice."""
         return count_tokens(self._prompt_lengths[choice.prompt], self._states[choice.index].num_tokens)
 
-    def ending(self, choice: Choice, result: GenerationResult) -> Json:
+    def ending(self, choice: GenerationChoice, result: GenerationResult) -> Json:
         """The finish and stop reason of a choice. As in vLLM, an end of sequence is not a stop reason unless the
         request named the token.
         """

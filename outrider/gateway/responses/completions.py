@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from outrider.errors import OutriderError
-from outrider.gateway.generations import Choice
+from outrider.gateway.generations import GenerationChoice
 from outrider.gateway.prompts import PreparedPrompt
 from outrider.gateway.protocol.completion import CompletionRequest
 from outrider.gateway.responses.answers import Answer, Json
@@ -27,7 +27,7 @@ class CompletionAnswer(Answer):
         request: CompletionRequest,
         model: ServedModel,
         prompts: Sequence[PreparedPrompt],
-        choices: Sequence[Choice],
+        choices: Sequence[GenerationChoice],
         answer_id: str,
     ) -> None:
         self._request, self._model = request.without_input(), model
@@ -50,7 +50,7 @@ class CompletionAnswer(Answer):
             "usage": total_usage(self._choices, results, counts_output=not self._request.is_echo_alone),
         }
 
-    def events(self, choice: Choice, delta: Delta) -> Iterator[Json]:
+    def events(self, choice: GenerationChoice, delta: Delta) -> Iterator[Json]:
         """One chunk for a delta. With ``echo`` and logprobs, a choice is sent at its end, because the prompt's logprobs
         come with the result.
         """
@@ -91,11 +91,11 @@ class CompletionAnswer(Answer):
     def _echoes_logprobs(self) -> bool:
         return bool(self._request.echo) and self._request.logprobs is not None
 
-    def _chunk(self, choice: Choice, found: Json, num_tokens: int) -> Json:
+    def _chunk(self, choice: GenerationChoice, found: Json, num_tokens: int) -> Json:
         usage = {"usage": self._states.usage(choice)} if self._request.tells_usage_always else {}
         return {**self._head, "choices": [found], **usage}
 
-    def _choice(self, choice: Choice, result: GenerationResult) -> Json:
+    def _choice(self, choice: GenerationChoice, result: GenerationResult) -> Json:
         is_echo_alone = self._request.is_echo_alone
         found: Json = {
             "index": choice.index,
@@ -111,14 +111,14 @@ class CompletionAnswer(Answer):
             found["prompt_logprobs"] = self._logprobs.prompt(result.prompt_logprobs or ())
         return found
 
-    def _echo(self, choice: Choice) -> str:
+    def _echo(self, choice: GenerationChoice) -> str:
         return self._prompts[choice.prompt].text if self._request.echo else ""
 
-    def _ids(self, choice: Choice, token_ids: Sequence[int], *, with_prompt: bool) -> Json:
+    def _ids(self, choice: GenerationChoice, token_ids: Sequence[int], *, with_prompt: bool) -> Json:
         prompt = list(self._prompts[choice.prompt].token_ids) if with_prompt else None
         return {"prompt_token_ids": prompt, "token_ids": list(token_ids)}
 
-    def _all_logprobs(self, choice: Choice, result: GenerationResult) -> Json | None:
+    def _all_logprobs(self, choice: GenerationChoice, result: GenerationResult) -> Json | None:
         if self._request.logprobs is None:
             return None
         token_ids: tuple[int, ...] = () if self._request.is_echo_alone else result.token_ids

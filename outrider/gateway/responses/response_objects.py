@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.gateway.chats import ChatGeneration
-from outrider.gateway.generations import Choice
+from outrider.gateway.generations import GenerationChoice
 from outrider.gateway.protocol.response_input import Conversation
 from outrider.gateway.protocol.responses import ResponsesRequest
 from outrider.gateway.responses.answers import Answer, Json, encode_json
@@ -65,7 +65,7 @@ class ResponseAnswer(Answer):
             pass
         return self._response(self._status, results[0])
 
-    def events(self, choice: Choice, delta: Delta) -> Iterator[Json]:
+    def events(self, choice: GenerationChoice, delta: Delta) -> Iterator[Json]:
         """The events of a delta, the first two before its own."""
         if not self._num_events:
             for kind in ("created", "in_progress"):

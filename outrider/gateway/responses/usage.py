@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.gateway.generations import Choice
+from outrider.gateway.generations import GenerationChoice
 from outrider.generation import GenerationResult
 
 Json = dict[str, Any]
@@ -20,7 +20,9 @@ def count_tokens(num_prompt_tokens: int, num_completion_tokens: int) -> Json:
     }
 
 
-def total_usage(choices: Sequence[Choice], results: Sequence[GenerationResult], *, counts_output: bool = True) -> Json:
+def total_usage(
+    choices: Sequence[GenerationChoice], results: Sequence[GenerationResult], *, counts_output: bool = True
+) -> Json:
     """The usage of a whole request: a prompt counts once, for any number of choices.
 
     ``results`` are in the order of ``choices``. Draft tokens are counted as the OpenAI API counts predicted tokens.

@@ -18,7 +18,7 @@ from outrider.model_executor.cuda_graphs import CaptureProgress, Graphs, capture
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, pack, unpack
 from outrider.model_executor.draft_heads.contract import DraftHead
 from outrider.model_executor.draft_heads.loop_model import HeadLoopModel
-from outrider.model_executor.draft_heads.state_rows import StateRows
+from outrider.model_executor.draft_heads.state_rows import HeadStateRows
 from outrider.model_executor.draft_loop import MAX_STEPS, DraftRow, check_draft_rows
 from outrider.model_executor.draft_loop.batched import DraftBatch, plan_draft_batch, restore_sequences
 from outrider.model_executor.draft_loop.in_flight import BatchInFlight
@@ -128,7 +128,7 @@ class DraftHeadRunner:
         """``forward`` of the target's ``states`` [N, F] of each row."""
         return self.forward(rows, self.head.fuse(torch.cat(list(states))))
 
-    def draft(self, rows: Sequence[DraftRow], states: StateRows) -> list[Draws]:
+    def draft(self, rows: Sequence[DraftRow], states: HeadStateRows) -> list[Draws]:
         """Append each row's tokens, paired with the target's ``states``, row by row, and draw what follows, in
         loops of as many rows as the graphs are for.
 
@@ -145,7 +145,7 @@ class DraftHeadRunner:
             first += len(batched.token_ids)
         return found
 
-    def begin_draft(self, batched: DraftBatch, states: StateRows, first: int = 0) -> BatchInFlight:
+    def begin_draft(self, batched: DraftBatch, states: HeadStateRows, first: int = 0) -> BatchInFlight:
         """``draft`` in two halves, of rows that are arrays: ``max_draft_rows`` at most, checked by the caller. Their
         sequences then hold no pairs of what is drawn. Their states are those from ``first`` on.
         """
@@ -164,7 +164,7 @@ class DraftHeadRunner:
             raise
         return BatchInFlight(loop, loop_of(command), batched, self.sequences, keeps_drafts=False)
 
-    def _put_states(self, states: StateRows, begin: int, end: int) -> None:
+    def _put_states(self, states: HeadStateRows, begin: int, end: int) -> None:
         """States of pairs ``begin`` to ``end`` - 1, put where the next loop's first step reads them."""
         assert self._loop_model is not None  # noqa: S101 - made with the loop
         with torch.inference_mode():

@@ -12,7 +12,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class StateRows:
+class HeadStateRows:
     """States [N, F] of pairs, in order: those of ``parts`` one after the other, or some rows of a single part."""
 
     parts: Sequence[torch.Tensor]  # [n, F] each, of one type and device

@@ -27,7 +27,7 @@ from outrider.model_executor.layers.contract import DeviceBatch
 from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.config_reader import without_warnings
 from outrider.model_executor.models.decoder import Decoder
-from outrider.model_executor.models.fallback_attention import HOLDER, NAME, Current, Paged, Probe, register
+from outrider.model_executor.models.fallback_attention import HOLDER, NAME, AttentionProbe, Current, Paged, register
 from outrider.model_executor.models.fallback_config import has_other_parts, transformers_config
 from outrider.model_executor.models.fallback_linear import Groups, covered_linears, recording_inputs, replace_linears
 from outrider.model_executor.models.fallback_norm import replace_norms
@@ -84,9 +84,9 @@ class _Module:
     def _config(self) -> Any:  # noqa: ANN401 - transformers' own class
         return self.model.config.get_text_config(decoder=True)
 
-    def _run_probe(self) -> Probe:
+    def _run_probe(self) -> AttentionProbe:
         """A forward of two tokens, which shows whether the decoder's output is all that the head reads."""
-        probe = self.current.attention = Probe(getattr(self._config, "sliding_window", None))
+        probe = self.current.attention = AttentionProbe(getattr(self._config, "sliding_window", None))
         token = torch.zeros(1, 2, dtype=torch.long, device=next(self.model.parameters()).device)
         compute, outputs = self.decoder.forward, list[Any]()
 

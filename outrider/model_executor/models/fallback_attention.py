@@ -27,7 +27,7 @@ _REFUSED = ("s_aux", "sinks", "position_bias", "attn_bias", "block_table", "indi
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class AttentionProbe:
     """Attention of a forward of one token without a cache: learns the layers' shapes."""
 
     window: int | None
@@ -86,7 +86,7 @@ class Paged:
 class Current:
     """Attention of the forward that runs; every attention module of a model holds the same one."""
 
-    attention: Probe | Paged | None = None
+    attention: AttentionProbe | Paged | None = None
     given: torch.Tensor | None = None
     """Output of the decoder if it is not run: [1, T, hidden]."""
 

@@ -15,14 +15,14 @@ from torch import Tensor
 from outrider.kernels.device_stream import to_device
 from outrider.kernels.token_mask import mask_tokens
 from outrider.sampling.logits_processors.workspace import Workspace
-from outrider.sampling.rows import RowSpan, ScoreRequest
+from outrider.sampling.rows import ScoreRequest, SessionSpan
 from outrider.structured_output import PositionMasks, joined_words
 
 _MASKED = float("-inf")
 _WORD_BITS = 32
 
 
-def mask_grammars(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
+def mask_grammars(workspace: Workspace, spans: Sequence[SessionSpan]) -> None:
     """Mask what the grammars of the sessions refuse: one copy to the device for all of them."""
     matched = [span for span in spans if span.open.sampling.grammar is not None]
     if not matched:
@@ -61,7 +61,7 @@ def masks_of(request: ScoreRequest) -> PositionMasks:
     return request.session.masks(output, request.draft_token_ids, position=request.base)
 
 
-def _masks_of(span: RowSpan) -> PositionMasks:
+def _masks_of(span: SessionSpan) -> PositionMasks:
     """Masks of rows for which none were begun."""
     first, last = span.rows[0], span.rows[-1]
     start = min(first.open.prompt_length, first.length)

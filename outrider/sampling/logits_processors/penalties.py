@@ -17,12 +17,12 @@ from torch import Tensor
 
 from outrider.sampling.logits_processors.workspace import Workspace
 from outrider.sampling.parameters import has_penalties
-from outrider.sampling.rows import LogitRow, RowSpan
+from outrider.sampling.rows import LogitRow, SessionSpan
 
 Counts = NDArray[np.float32]
 
 
-def apply_penalties(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
+def apply_penalties(workspace: Workspace, spans: Sequence[SessionSpan]) -> None:
     """Apply the penalties of the rows that have any."""
     wanted = [span for span in spans if has_penalties(span.open.sampling)]
     if not wanted:
@@ -44,7 +44,7 @@ def apply_penalties(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
     workspace.replace([index for span in wanted for index in span.indices], penalised)
 
 
-def _output_counts(spans: Sequence[RowSpan], vocab_size: int) -> Counts:  # [M, V]
+def _output_counts(spans: Sequence[SessionSpan], vocab_size: int) -> Counts:  # [M, V]
     """Number of occurrences of each token in the output before each row."""
     return np.concatenate([_span_counts(span.rows, vocab_size) for span in spans])
 
@@ -63,7 +63,7 @@ def _span_counts(rows: Sequence[LogitRow], vocab_size: int) -> Counts:
     return counts
 
 
-def _prompt_counts(spans: Sequence[RowSpan], vocab_size: int) -> Counts:  # [M, V]
+def _prompt_counts(spans: Sequence[SessionSpan], vocab_size: int) -> Counts:  # [M, V]
     """Number of occurrences of each token in the prompt of each row; zeros without a repetition penalty."""
     counts = np.zeros((sum(len(span.rows) for span in spans), vocab_size), dtype=np.float32)
     start = 0

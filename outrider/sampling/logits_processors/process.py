@@ -21,7 +21,7 @@ from outrider.sampling.logits_processors.token_rules import TokenRules
 from outrider.sampling.logits_processors.truncation import truncate
 from outrider.sampling.logits_processors.workspace import Workspace
 from outrider.sampling.parameters import SMALLEST_TEMPERATURE, has_token_rules, is_greedy
-from outrider.sampling.rows import LogitRow, RowSpan, spans_of
+from outrider.sampling.rows import LogitRow, SessionSpan, spans_of
 
 _MASKED = float("-inf")
 
@@ -46,7 +46,7 @@ def adjust_logits(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:  # [N, V]
     return workspace.logits
 
 
-def _adjust(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
+def _adjust(workspace: Workspace, spans: Sequence[SessionSpan]) -> None:
     _limit_ids(workspace, spans)
     ruled = [span for span in spans if has_token_rules(span.open)]
     rules = [span.session.token_rules(workspace.vocab_size, workspace.logits.device) for span in ruled]
@@ -55,7 +55,7 @@ def _adjust(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
     apply_penalties(workspace, spans)
 
 
-def _limit_ids(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
+def _limit_ids(workspace: Workspace, spans: Sequence[SessionSpan]) -> None:
     """Mask the padding ids of the vocabulary; a limit of 0 means there are none."""
     limits = {span.open.num_token_ids or workspace.vocab_size for span in spans}
     if len(limits) == 1 and (limit := limits.pop()) < workspace.vocab_size:
@@ -65,7 +65,7 @@ def _limit_ids(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
             workspace.writable()[span.start : span.stop, span.open.num_token_ids :] = _MASKED
 
 
-def _ban(workspace: Workspace, spans: Sequence[RowSpan], rules: Sequence[TokenRules]) -> None:
+def _ban(workspace: Workspace, spans: Sequence[SessionSpan], rules: Sequence[TokenRules]) -> None:
     """Mask ids that are not allowed or banned, ends before the minimum length, completions of bad words, and what a
     grammar refuses.
     """
@@ -78,13 +78,13 @@ def _ban(workspace: Workspace, spans: Sequence[RowSpan], rules: Sequence[TokenRu
     mask_grammars(workspace, spans)
 
 
-def _below_minimum(span: RowSpan) -> list[int]:
+def _below_minimum(span: SessionSpan) -> list[int]:
     """Indices of the rows before the minimum length."""
     least = span.open.sampling.min_tokens
     return [index for index, row in zip(span.indices, span.rows, strict=True) if row.num_output_tokens < least]
 
 
-def _ban_completions(workspace: Workspace, spans: Sequence[RowSpan], rules: Sequence[TokenRules]) -> None:
+def _ban_completions(workspace: Workspace, spans: Sequence[SessionSpan], rules: Sequence[TokenRules]) -> None:
     pairs = [
         (index, token_id)
         for span, of_session in zip(spans, rules, strict=True)
@@ -97,7 +97,7 @@ def _ban_completions(workspace: Workspace, spans: Sequence[RowSpan], rules: Sequ
         workspace.writable()[indices, token_ids] = _MASKED
 
 
-def _add_bias(workspace: Workspace, spans: Sequence[RowSpan], rules: Sequence[TokenRules]) -> None:
+def _add_bias(workspace: Workspace, spans: Sequence[SessionSpan], rules: Sequence[TokenRules]) -> None:
     for span, of_session in zip(spans, rules, strict=True):
         if of_session.bias is not None:
             token_ids, biases = of_session.bias
@@ -105,7 +105,7 @@ def _add_bias(workspace: Workspace, spans: Sequence[RowSpan], rules: Sequence[To
             rows.index_add_(1, token_ids, biases.expand(len(span.rows), -1))
 
 
-def _divide_by_temperature(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
+def _divide_by_temperature(workspace: Workspace, spans: Sequence[SessionSpan]) -> None:
     temperatures = [
         1.0 if is_greedy(span.open) else span.open.sampling.temperature for span in spans for _ in span.rows
     ]

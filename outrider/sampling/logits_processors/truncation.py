@@ -20,7 +20,7 @@ from torch import Tensor
 from outrider.kernels.ordering import largest, leading_mass
 from outrider.sampling.logits_processors.workspace import Workspace
 from outrider.sampling.parameters import is_greedy
-from outrider.sampling.rows import RowSpan
+from outrider.sampling.rows import SessionSpan
 from outrider.sampling.softmax import softmax_rows
 from outrider.types import SamplingParams
 
@@ -29,7 +29,7 @@ _FIRST_WIDTH = 4096
 """Number of tokens that top-p sorts first; it sorts all if these do not hold the mass."""
 
 
-def truncate(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
+def truncate(workspace: Workspace, spans: Sequence[SessionSpan]) -> None:
     """Mask the tokens that the parameters of each row exclude."""
     drawn = [span for span in spans if not is_greedy(span.open)]
     for wants, cut in ((_wants_min_p, _cut_min_p), (_wants_top_k, _cut_top_k), (_wants_top_p, _cut_top_p)):
@@ -38,7 +38,7 @@ def truncate(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
 
 def _cut(
     workspace: Workspace,
-    spans: Sequence[RowSpan],
+    spans: Sequence[SessionSpan],
     cut: Callable[[Workspace, Tensor, Sequence[SamplingParams]], Tensor],
 ) -> None:
     if spans:

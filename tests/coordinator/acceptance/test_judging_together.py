@@ -15,7 +15,7 @@ from outrider.types import JudgingRule, SparseEvidence, SparseScores
 from outrider_coordinator.acceptance import JudgeRules, Verdict, is_sound_proposal, judge_one
 from outrider_coordinator.acceptance.draws import coin
 from outrider_coordinator.acceptance.joint_verdicts import JointVerdicts
-from outrider_coordinator.acceptance.vectorized import Rows
+from outrider_coordinator.acceptance.vectorized import SupportRows
 from outrider_coordinator.acceptance.vectorized import are_sound as are_sound_rows
 
 VOCAB_SIZE = 50
@@ -57,12 +57,12 @@ def as_batch(cases: Sequence[ProposalCase]) -> AnswerBatch[Proposal]:
 
 
 def are_sound(cases: Sequence[ProposalCase]) -> bool:
-    return are_sound_rows(Rows.of_columns(as_batch(cases)), np.full(len(cases), VOCAB_SIZE))
+    return are_sound_rows(SupportRows.of_columns(as_batch(cases)), np.full(len(cases), VOCAB_SIZE))
 
 
 def judge_together(cases: Sequence[ScoredCase]) -> list[Verdict] | None:
     """None where each has to be judged by itself."""
-    rows = Rows.of_columns(as_batch([case.proposal for case in cases]))
+    rows = SupportRows.of_columns(as_batch([case.proposal for case in cases]))
     verdicts = JointVerdicts.of(
         rows,
         limits=np.full(len(cases), VOCAB_SIZE),

@@ -14,7 +14,7 @@ import torch
 from outrider.benchmarks.step.stand_in import VOCAB_SIZE, StandInExecutor, new_session_table, propose
 from outrider.errors import NonFiniteLogitsError
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
-from outrider.model_executor.draft_heads.state_rows import StateRows
+from outrider.model_executor.draft_heads.state_rows import HeadStateRows
 from outrider.model_executor.draft_loop import DraftRow
 from outrider.model_executor.draft_loop.batched import DraftBatch
 from outrider.model_executor.draft_loop.results import DrawnBatch, Draws
@@ -237,7 +237,7 @@ def test_a_draft_says_and_holds_the_same(seed: int, samplings: Samplings) -> Non
     assert twins.outcomes["Proposal"] > 500
 
 
-def pairs_drawn_by_forwards(runner: DraftHeadRunner, rows: Sequence[DraftRow], states: StateRows) -> list[Draws]:
+def pairs_drawn_by_forwards(runner: DraftHeadRunner, rows: Sequence[DraftRow], states: HeadStateRows) -> list[Draws]:
     """Draws of a head's loop for greedy rows, by one forward a token; now and then a row draws nothing."""
     found, first = [], 0
     for row in rows:
@@ -258,7 +258,7 @@ def pairs_drawn_by_forwards(runner: DraftHeadRunner, rows: Sequence[DraftRow], s
 class PairsDrawnByForwards:
     """``begin_draft`` of a head by the same."""
 
-    def __init__(self, runner: DraftHeadRunner, batched: DraftBatch, states: StateRows) -> None:
+    def __init__(self, runner: DraftHeadRunner, batched: DraftBatch, states: HeadStateRows) -> None:
         assert [sequence.length for sequence in batched.sequences] == batched.lengths
         self._arrays, self._drawn = batched, pairs_drawn_by_forwards(runner, batched.rows(), states)
         for sequence, length in zip(batched.sequences, batched.contexts, strict=True):
