@@ -127,7 +127,7 @@ class SupportBatch:
 
 
 @step_value(frozen=True, slots=True)
-class LogprobColumns:
+class LogprobBatch:
     """Logprobs of the candidates at the scored positions of sessions, one position after the other."""
 
     num_positions: Column  # [B] uint32, 0 for a session without logprobs
@@ -140,14 +140,14 @@ class LogprobColumns:
     top_logprobs: Column  # [N] float32
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[CandidateLogprobs]]) -> LogprobColumns | None:
+    def of(cls, rows: Sequence[Sequence[CandidateLogprobs]]) -> LogprobBatch | None:
         """Logprobs of each session; None if no session has any."""
         positions = [position for row in rows for position in row]
         if not positions:
             return None
-        batched = zip(*[(each.token_ids, each.logprobs, each.ranks, each.top_token_ids, each.top_logprobs)
+        columns = zip(*[(each.token_ids, each.logprobs, each.ranks, each.top_token_ids, each.top_logprobs)
                         for each in positions], strict=True)  # fmt: skip
-        ids, logprobs, ranks, top_ids, top_logprobs = [np.concatenate(column) for column in batched]
+        ids, logprobs, ranks, top_ids, top_logprobs = [np.concatenate(column) for column in columns]
         return cls(
             np.array([len(row) for row in rows], dtype=U4),
             np.array([each.token_ids.size for each in positions], dtype=U4),
@@ -160,20 +160,20 @@ class LogprobColumns:
         )
 
     @classmethod
-    def nothing(cls, size: int) -> LogprobColumns:
+    def nothing(cls, size: int) -> LogprobBatch:
         """Columns of sessions without logprobs."""
         return cls(np.zeros(size, dtype=U4), *[np.zeros(0, dtype=dtype) for dtype in (U4, I4, F4, I4, U4, I4, F4)])
 
     @classmethod
-    def joined(cls, parts: Sequence[LogprobColumns]) -> LogprobColumns:
+    def joined(cls, parts: Sequence[LogprobBatch]) -> LogprobBatch:
         """Columns of several, one after the other."""
         return cls(*[np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__])
 
-    def selected(self, places: NDArray[np.intp]) -> LogprobColumns:
+    def selected(self, places: NDArray[np.intp]) -> LogprobBatch:
         """Columns of the sessions at these places."""
         positions = ragged(self.num_positions, places)
         own, top = ragged(self.counts, positions), ragged(self.top_counts, positions)
-        return LogprobColumns(
+        return LogprobBatch(
             self.num_positions[places],
             self.counts[positions],
             self.token_ids[own],
@@ -226,7 +226,7 @@ class AnswerBatch(Generic[EventT_co]):
     """1 for scores after which the target begins the next step by itself; None: there are none."""
     details: Mapping[str, Sequence[Any]] | None = None
     """Fields of the events that arrays do not hold, by name, a value for each answer. Their readers take events."""
-    logprobs: LogprobColumns | None = None
+    logprobs: LogprobBatch | None = None
     """Logprobs of scores, if any session asks for them."""
 
     @property

@@ -23,7 +23,7 @@ from outrider.batched import (
     Column,
     CommandBatch,
     ExtendBatch,
-    LogprobColumns,
+    LogprobBatch,
     ScoreBatch,
     StateBatch,
     SupportBatch,
@@ -210,7 +210,7 @@ def answer_batch(answers: Sequence[Any], timings: Sequence[ItemTiming]) -> Answe
         supports,
         0,
         _drafts(answers) if not is_proposal and first.draft_token_ids else None,
-        logprobs=None if is_proposal else LogprobColumns.of([answer.logprobs for answer in answers]),
+        logprobs=None if is_proposal else LogprobBatch.of([answer.logprobs for answer in answers]),
     )
 
 

@@ -73,8 +73,8 @@ def all_accepted(proposals: AnswerBatch[Any]) -> Verdicts:
 
 def to_bytes(verdicts: Verdicts) -> bytes:
     """Verdicts as one message."""
-    batched = [getattr(verdicts, name) for name in Verdicts.__slots__]
-    parts = [column.astype(dtype, copy=False).tobytes() for column, dtype in zip(batched, _TYPES, strict=True)]
+    fields = [getattr(verdicts, name) for name in Verdicts.__slots__]
+    parts = [field.astype(dtype, copy=False).tobytes() for field, dtype in zip(fields, _TYPES, strict=True)]
     return b"".join([_HEAD.pack(len(verdicts)), *parts])
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.batched import AnswerBatch, CommandBatch, LogprobColumns
+from outrider.batched import AnswerBatch, CommandBatch, LogprobBatch
 from outrider.errors import OutriderError
 from outrider.ports import Opened, Preempted, Refused, SessionFailed, SessionLost
 from outrider.prefix_hash import PrefixHash
@@ -151,7 +151,7 @@ class LookaheadOutcome(Protocol):
         ...
 
     @property
-    def logprobs(self) -> LogprobColumns | None:
+    def logprobs(self) -> LogprobBatch | None:
         """Logprobs of sessions that ask for them; None if none does."""
         ...
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from outrider.batched import (
     AnswerBatch,
     Column,
-    LogprobColumns,
+    LogprobBatch,
     ScoreBatch,
     StateBatch,
     SupportBatch,
@@ -218,7 +218,7 @@ class StepRows:
         outcomes = self._scoring.outcomes()
         if not is_handed or any(outcome.form is None for outcome in outcomes):
             return replace(output, results=self._one_by_one(self._arrays, outcomes, states))
-        logprobs = LogprobColumns.of([outcome.logprobs for outcome in outcomes])
+        logprobs = LogprobBatch.of([outcome.logprobs for outcome in outcomes])
         answers = self._joined_answers(self._arrays, [outcome.form for outcome in outcomes], states)
         return replace(output, batched=replace(answers, logprobs=logprobs))
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.types import DenseEvidence, DenseScores, SparseEvidence, SparseScores
-from outrider_coordinator.acceptance.dense import fit_batch
+from outrider_coordinator.acceptance.dense import fit_columns
 from outrider_coordinator.acceptance.draws import coin, draw
 from outrider_coordinator.acceptance.rejection import indices_of_drafted
 from outrider_coordinator.acceptance.verdict import Verdict
@@ -58,7 +58,7 @@ def judge_dense_block(
     target, count = scores.target_probs.astype(np.float64), len(draft_token_ids)  # [K+1, V]
     if evidence is None or not count:
         return Verdict(0, draw(seed, base, base, target[0]))
-    draft = fit_batch(evidence.probs, target.shape[1]).astype(np.float64)  # [K, V]
+    draft = fit_columns(evidence.probs, target.shape[1]).astype(np.float64)  # [K, V]
     places = np.arange(count), np.asarray(draft_token_ids)
     ratios = (target[:count][places] / draft[places]).tolist()
     kept, weights = _longest(

@@ -22,7 +22,7 @@ def judge_dense_rejection(
     target = scores.target_probs.astype(np.float64)  # [K+1, V]
     if evidence is None or not draft_token_ids:
         return Verdict(0, draw(seed, base, base, target[0]))
-    draft = fit_batch(evidence.probs, target.shape[1]).astype(np.float64)  # [K, V]
+    draft = fit_columns(evidence.probs, target.shape[1]).astype(np.float64)  # [K, V]
     for index, token_id in enumerate(draft_token_ids):
         if coin(seed, base, base + index) < target[index, token_id] / draft[index, token_id]:
             continue
@@ -49,7 +49,7 @@ def judge_dense_typical(
     return judge_typical(reduced, threshold=threshold, alpha=alpha)
 
 
-def fit_batch(probs: FloatArray, width: int) -> FloatArray:
+def fit_columns(probs: FloatArray, width: int) -> FloatArray:
     """Rows truncated, or padded with zeros, to ``width`` columns: two models may pad one vocabulary differently."""
     if probs.shape[1] >= width:
         return probs[:, :width]

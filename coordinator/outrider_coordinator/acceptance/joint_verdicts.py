@@ -117,12 +117,12 @@ class JointVerdicts:
         """A token from (target - draft)+ at each row of ``stops``; None when one is empty or ends past its sum."""
         rows = self._rows
         counts, starts = rows.counts[stops], rows.starts[stops]
-        batched = np.arange(counts.item(counts.argmax()))
-        places = np.minimum(starts[:, None] + batched, len(rows.ids) - 1)  # [J, S]
+        columns = np.arange(counts.item(counts.argmax()))
+        places = np.minimum(starts[:, None] + columns, len(rows.ids) - 1)  # [J, S]
         left = np.maximum(inside[places].astype(np.float64) - rows.probs[places], 0.0)
         # Behind its support each row has the mass outside, then nothing.
-        weights = np.zeros((len(stops), len(batched) + 1))
-        weights[:, :-1] = np.where(batched < counts[:, None], left, 0.0)
+        weights = np.zeros((len(stops), len(columns) + 1))
+        weights[:, :-1] = np.where(columns < counts[:, None], left, 0.0)
         weights[np.arange(len(stops)), counts] = outside
         sums = weights.cumsum(axis=1)
         chosen = (sums <= (self._coins[1][stops] * sums[:, -1])[:, None]).sum(axis=1)  # as searchsorted on the right

@@ -113,12 +113,12 @@ def judge_one(
     bounds = {"threshold": rules.posterior_threshold, "alpha": rules.posterior_alpha}
     if rule is JudgingRule.TYPICAL:
         return judge_typical(cast(TypicalScores, scores), **bounds)
-    known = _known_batch(cast(DenseScores, scores), rules.num_token_ids)
+    known = _known_columns(cast(DenseScores, scores), rules.num_token_ids)
     if rule is JudgingRule.DENSE_TYPICAL:
         return judge_dense_typical(draft_token_ids, known, seed=seed, base=base, **bounds)
     judge_dense = judge_dense_block if rules.verifies_blocks else judge_dense_rejection
     return judge_dense(draft_token_ids, cast(DenseEvidence | None, evidence), known, seed=seed, base=base)
 
 
-def _known_batch(scores: DenseScores, num_token_ids: int) -> DenseScores:
+def _known_columns(scores: DenseScores, num_token_ids: int) -> DenseScores:
     return replace(scores, target_probs=scores.target_probs[:, :num_token_ids])

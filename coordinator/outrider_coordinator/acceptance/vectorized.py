@@ -43,7 +43,7 @@ class SupportRows:
         return cls(num_rows, counts, starts, cases, drafted, ids, probs)
 
     @classmethod
-    def of_columns(cls, proposals: AnswerBatch[Any]) -> SupportRows:
+    def of_batch(cls, proposals: AnswerBatch[Any]) -> SupportRows:
         """Rows of proposals that came as arrays, with supports."""
         supports = proposals.supports
         if supports is None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider.batched import LogprobColumns
+from outrider.batched import LogprobBatch
 from outrider.errors import ProtocolError
 from outrider.ports import Scores
 from outrider.types import CandidateLogprobs, DenseScores, FloatArray, TokenLogprob
@@ -39,7 +39,7 @@ def emitted_logprobs(scores: Scores, token_ids: Sequence[int], num_top: int) -> 
 class JointLogprobs:
     """Logprobs of the scores of many sessions, read at once: arrays of one position take as long as all of these."""
 
-    def __init__(self, batched: LogprobColumns) -> None:
+    def __init__(self, batched: LogprobBatch) -> None:
         self._edges = [0, *batched.num_positions.cumsum(dtype=np.int64).tolist()]
         self._own_edges = [0, *batched.counts.cumsum(dtype=np.int64).tolist()]
         self._top_edges = [0, *batched.top_counts.cumsum(dtype=np.int64).tolist()]

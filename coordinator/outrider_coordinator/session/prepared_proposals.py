@@ -89,7 +89,7 @@ class PreparedProposals(Prepared):
             return False
         if not self.is_sparse:
             return True
-        return answers.supports is not None and are_sound(SupportRows.of_columns(answers), self.limits)
+        return answers.supports is not None and are_sound(SupportRows.of_batch(answers), self.limits)
 
     def announcement(self, channel: int, plane: int) -> ScoreAhead | None:
         """Scores for the target to compute when the proposals come by a channel; None unless ``announce`` was called
@@ -138,9 +138,7 @@ class PreparedProposals(Prepared):
             table.drafted[self.index, :width] = drafted
         if answers.is_sparse:
             seeds, bases = self.rows[:, col.SEED].copy().view(np.uint64), self.rows[:, col.LENGTH]
-            proposals = SupportedProposals(
-                SupportRows.of_columns(answers), limits=self.limits, seeds=seeds, bases=bases
-            )
+            proposals = SupportedProposals(SupportRows.of_batch(answers), limits=self.limits, seeds=seeds, bases=bases)
             for case, session in enumerate(self.sessions):
                 session.row.evidence = PlacedEvidence(proposals, case)
 

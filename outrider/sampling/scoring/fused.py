@@ -153,14 +153,14 @@ class Scoring:
 
     def _drawn_places(self) -> slice | list[int]:
         """Places of each session's token among the words of all parts, if all have one row."""
-        count, batched = len(self._requests), [drawn_column(metadata) for metadata in self._metadata]
-        if len(self._parts) == 1 and len(set(batched)) == 1:
-            return slice(batched[0] * count, (batched[0] + 1) * count)
+        count, columns = len(self._requests), [drawn_column(metadata) for metadata in self._metadata]
+        if len(self._parts) == 1 and len(set(columns)) == 1:
+            return slice(columns[0] * count, (columns[0] + 1) * count)
         places, start = [0] * count, 0
         for part in self._parts:
             num_rows = len(part.layout.rows)
             for i, row, _, _ in part.layout.spans:
-                places[i] = start + batched[i] * num_rows + row
+                places[i] = start + columns[i] * num_rows + row
             start += part.layout.rows.num_found
         return places
 
@@ -186,10 +186,10 @@ class Scoring:
         if not spans:
             return None
         device, num_rows = self._logits.device, len(part.layout.rows)
-        batched = [drawn_column(self._metadata[i]) * num_rows for i, *_ in spans]
+        columns = [drawn_column(self._metadata[i]) * num_rows for i, *_ in spans]
         places = [
             column + row
-            for column, (_, start, stop, _) in zip(batched, spans, strict=True)
+            for column, (_, start, stop, _) in zip(columns, spans, strict=True)
             for row in range(start, stop)
         ]
         rows = [row for i, *_ in spans for row in range(self._starts[i], self._starts[i + 1])]

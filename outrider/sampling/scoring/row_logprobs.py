@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.batched import LogprobColumns, ragged
+from outrider.batched import LogprobBatch, ragged
 from outrider.kernels.device_stream import Mark, to_device, to_host
 from outrider.sampling.logprobs import drawable_logprobs, likeliest, ranks_of
 from outrider.sampling.session import SessionSampling
@@ -45,14 +45,14 @@ class RowLogprobs:
         self._parts = [_launch(logits, tokens, counts, part, samplings[part[0]]) for part in _alike(samplings, counts)]
         self._mark = Mark(logits.device)
 
-    def batched(self, token_ids: NDArray[np.int32]) -> LogprobColumns:
+    def batched(self, token_ids: NDArray[np.int32]) -> LogprobBatch:
         """Wait for them; ``token_ids`` [R] are ``tokens``, on the host."""
         self._mark.wait()
         parts = [_arrays(part, token_ids, self._counts) for part in self._parts]
         places = np.concatenate([part.places for part in self._parts])
         others = np.setdiff1d(np.arange(len(self._counts)), places)
         order = np.concatenate((places, others)).argsort()
-        return LogprobColumns.joined([*parts, LogprobColumns.nothing(len(others))]).selected(order)
+        return LogprobBatch.joined([*parts, LogprobBatch.nothing(len(others))]).selected(order)
 
 
 def _alike(samplings: Sequence[SessionSampling], counts: NDArray[np.int64]) -> Iterator[list[int]]:
@@ -88,10 +88,10 @@ def _launch(
     return _Part(places, rows, tuple(map(to_host, found)))
 
 
-def _arrays(part: _Part, token_ids: NDArray[np.int32], counts: NDArray[np.int64]) -> LogprobColumns:
+def _arrays(part: _Part, token_ids: NDArray[np.int32], counts: NDArray[np.int64]) -> LogprobBatch:
     values, ranks, top_ids, top_values = [each.numpy() for each in part.found]
     can_be_drawn = top_values > -np.inf
-    return LogprobColumns(
+    return LogprobBatch(
         counts[part.places].astype(np.uint32),
         np.ones(len(part.rows), dtype=np.uint32),
         token_ids[part.rows],

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.batched import LogprobColumns, ScoreBatch
+from outrider.batched import LogprobBatch, ScoreBatch
 from outrider.errors import IntegrityError, OutriderError
 from outrider.kernels.device_stream import to_device
 from outrider.kernels.launching import has_kernels
@@ -125,7 +125,7 @@ class NextTokens:
     drawn: Ints  # [B] what ``RowScoring.drawn`` has
     errors: Mapping[int, OutriderError]
     """Errors of the sessions that fail, by their places."""
-    logprobs: LogprobColumns | None = None
+    logprobs: LogprobBatch | None = None
 
     @classmethod
     def of(cls, outcomes: Sequence[ScoreOutcome], drawn: Ints | None) -> NextTokens:
@@ -134,7 +134,7 @@ class NextTokens:
         tokens = np.array([token_id for token_id, _ in found], dtype=np.int64)
         masses = np.array([mass for _, mass in found], dtype=np.float32)
         errors = {place: outcome.error for place, outcome in enumerate(outcomes) if outcome.error is not None}
-        logprobs = LogprobColumns.of([outcome.logprobs for outcome in outcomes])
+        logprobs = LogprobBatch.of([outcome.logprobs for outcome in outcomes])
         return cls(tokens, masses, tokens if drawn is None else drawn, errors, logprobs)
 
 
@@ -181,7 +181,7 @@ class RowScoring:
         words, places = launched.on_device, self._token_places()
         return words[places] if isinstance(places, slice) else words.index_select(0, to_device(places, words.device))
 
-    def logprobs(self) -> LogprobColumns | None:
+    def logprobs(self) -> LogprobBatch | None:
         """Logprobs of the sessions that ask for them, after ``tokens`` or ``sparse``; None if none does."""
         if self._logprobs is None or self._launch is None:
             return None

@@ -69,8 +69,8 @@ class Guesses:
         """
         if not len(self._sessions) == len(accepted) <= MAX_GUESSED_SESSIONS:
             return
-        batched = [getattr(accepted, name).tolist() for name in Verdicts.__slots__]
-        for number, generation, base, count, last, _ in zip(*batched, strict=True):
+        fields = [getattr(accepted, name).tolist() for name in Verdicts.__slots__]
+        for number, generation, base, count, last, _ in zip(*fields, strict=True):
             session = self._sessions.get(link_id, number)
             if session is None or generation != session.generation + 1 or not self._executor.may_guess(session):
                 continue

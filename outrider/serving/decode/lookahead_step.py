@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.batched import AnswerBatch, LogprobColumns, token_scores
+from outrider.batched import AnswerBatch, LogprobBatch, token_scores
 from outrider.errors import OutriderError
 from outrider.ports import Score, Scores
 from outrider.recording import ForwardRecord
@@ -30,7 +30,7 @@ class KnownTokens:
 
     token_ids: Ints  # [B]
     masses: NDArray[np.float32]  # [B]
-    logprobs: LogprobColumns | None = None
+    logprobs: LogprobBatch | None = None
     errors: Mapping[int, OutriderError] = field(default_factory=dict)
 
     @property
@@ -56,7 +56,7 @@ class KnownTokens:
             elif isinstance(form, SparseScores):
                 ids.append(int(form.outside_token_ids[0]))
                 masses.append(float(form.outside_mass[0]))
-        logprobs = LogprobColumns.of([answer.logprobs for answer in answers])
+        logprobs = LogprobBatch.of([answer.logprobs for answer in answers])
         return cls(np.array(ids, dtype=np.int64), np.array(masses, dtype=np.float32), logprobs)
 
 

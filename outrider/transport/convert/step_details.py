@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.batched import F4, I4, U4, Column, LogprobColumns
+from outrider.batched import F4, I4, U4, Column, LogprobBatch
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_CANDIDATES, LINK_FIELDS, LINK_POSITIONS, LINK_TOKEN_IDS, Bound
 from outrider.transport.convert.arrays import Fetch, Place, tensor_from_proto, tensor_to_proto
@@ -52,8 +52,8 @@ def read_score_details(
     elif message.form == pb.ANSWER_FORM_DENSE:
         found["form"] = _read_dense(details, size, fetch)
     if details.HasField("prompt_logprobs"):
-        batched = _read_candidates("prompt_logprobs", details.prompt_logprobs, size, LINK_TOKEN_IDS)
-        found["prompt_logprobs"] = batched.rows()
+        logprobs = _read_candidates("prompt_logprobs", details.prompt_logprobs, size, LINK_TOKEN_IDS)
+        found["prompt_logprobs"] = logprobs.rows()
     if details.hidden_states:
         found["hidden_states"] = hidden_states_of_rows(details.hidden_states, size)
     return found or None
@@ -112,12 +112,12 @@ def _tensors(name: str, messages: Sequence[tensor_pb2.Tensor], size: int, fetch:
 # Logprobs.
 
 
-def write_logprobs(message: pb.AnswerDetails, logprobs: LogprobColumns) -> None:
+def write_logprobs(message: pb.AnswerDetails, logprobs: LogprobBatch) -> None:
     """Write the logprobs of scores."""
     _write_candidates(message.logprobs, logprobs)
 
 
-def read_logprobs(message: pb.StepAnswers, size: int) -> LogprobColumns | None:
+def read_logprobs(message: pb.StepAnswers, size: int) -> LogprobBatch | None:
     """Logprobs of scores; None without any."""
     if not message.details.HasField("logprobs"):
         return None
@@ -125,16 +125,16 @@ def read_logprobs(message: pb.StepAnswers, size: int) -> LogprobColumns | None:
 
 
 def _write_prompt_logprobs(message: pb.AnswerDetails, answers: Sequence[Any], place: Place) -> None:
-    if (batched := LogprobColumns.of(answers)) is not None:
+    if (batched := LogprobBatch.of(answers)) is not None:
         _write_candidates(message.prompt_logprobs, batched)
 
 
-def _write_candidates(message: pb.CandidateBatch, batched: LogprobColumns) -> None:
+def _write_candidates(message: pb.CandidateBatch, batched: LogprobBatch) -> None:
     for field, dtype in _CANDIDATES.items():
         setattr(message, field, array_bytes(getattr(batched, field), dtype))
 
 
-def _read_candidates(name: str, message: pb.CandidateBatch, size: int, bound: Bound) -> LogprobColumns:
+def _read_candidates(name: str, message: pb.CandidateBatch, size: int, bound: Bound) -> LogprobBatch:
     """The candidates of all positions of each answer."""
     num_positions = from_bytes(f"{name}.num_positions", message.num_positions, U4, size)
     check_largest(f"{name}.num_positions", int(num_positions.max()), bound)
@@ -150,14 +150,14 @@ def _read_candidates(name: str, message: pb.CandidateBatch, size: int, bound: Bo
             check_largest(f"{name}.{field}", int(values.max(initial=0)), LINK_CANDIDATES)
             sizes["top" if of_top else "own"] = int(values.sum(dtype=np.int64))
         found.append(values.copy())
-    return LogprobColumns(*found)
+    return LogprobBatch(*found)
 
 
 _CANDIDATES = {
     "num_positions": U4, "counts": U4, "token_ids": I4, "logprobs": F4, "ranks": I4, "top_counts": U4,
     "top_token_ids": I4, "top_logprobs": F4,
 }  # fmt: skip
-"""Fields of ``LogprobColumns``, in their order, and their types."""
+"""Fields of ``LogprobBatch``, in their order, and their types."""
 
 
 # Hidden states.

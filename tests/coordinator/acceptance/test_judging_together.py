@@ -57,12 +57,12 @@ def as_batch(cases: Sequence[ProposalCase]) -> AnswerBatch[Proposal]:
 
 
 def are_sound(cases: Sequence[ProposalCase]) -> bool:
-    return are_sound_rows(SupportRows.of_columns(as_batch(cases)), np.full(len(cases), VOCAB_SIZE))
+    return are_sound_rows(SupportRows.of_batch(as_batch(cases)), np.full(len(cases), VOCAB_SIZE))
 
 
 def judge_together(cases: Sequence[ScoredCase]) -> list[Verdict] | None:
     """None where each has to be judged by itself."""
-    rows = SupportRows.of_columns(as_batch([case.proposal for case in cases]))
+    rows = SupportRows.of_batch(as_batch([case.proposal for case in cases]))
     verdicts = JointVerdicts.of(
         rows,
         limits=np.full(len(cases), VOCAB_SIZE),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.batched import LogprobColumns
+from outrider.batched import LogprobBatch
 from outrider.errors import ProtocolError
 from outrider.types import CandidateLogprobs
 from outrider_coordinator.session.logprobs import JointLogprobs, token_logprob
@@ -25,7 +25,7 @@ ROWS = [
 
 
 def joint() -> JointLogprobs:
-    batched = LogprobColumns.of(ROWS)
+    batched = LogprobBatch.of(ROWS)
     assert batched is not None
     return JointLogprobs(batched)
 
