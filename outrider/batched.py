@@ -1,4 +1,4 @@
-"""Columns: items of many sessions as arrays, one array for each field, of a decode batch.
+"""Batches: items of many sessions as arrays, one array for each field, of a decode batch.
 
 A value for each session and step takes several times as long to make as an array for each field of all. Both ports take
 and give arrays beside single items. Knows no bytes: those are ``outrider.transport.convert``'s.
@@ -66,7 +66,7 @@ class StateBatch:
         return self.width * STATE_BYTES[self.dtype]
 
     def selected(self, places: Any) -> StateBatch:  # noqa: ANN401 - indices or a slice
-        """Columns of the sessions at these places, not fetched."""
+        """Sessions at these places, not fetched."""
         return StateBatch(
             self.plane_id,
             self.width,
@@ -161,7 +161,7 @@ class LogprobBatch:
 
     @classmethod
     def nothing(cls, size: int) -> LogprobBatch:
-        """Columns of sessions without logprobs."""
+        """Batch of sessions without logprobs."""
         return cls(np.zeros(size, dtype=U4), *[np.zeros(0, dtype=dtype) for dtype in (U4, I4, F4, I4, U4, I4, F4)])
 
     @classmethod

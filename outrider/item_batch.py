@@ -1,6 +1,6 @@
 """Item arrays: single commands and answers as arrays, which is how they travel and how many are taken at once.
 
-A group of items with the same form makes one set of arrays. ``columns_of_...`` form such groups, and raise
+A group of items with the same form makes one set of arrays. ``batch_of_...`` form such groups, and raise
 ``ProtocolError`` for items whose parts do not fit each other.
 """
 

@@ -256,7 +256,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         prompt, so that its end does not wait for that.
         """
 
-    # Columns: items of many running sessions at once. An executor that takes none gets all of them one by one.
+    # Batches: items of many running sessions at once. An executor that takes none gets all of them one by one.
 
     def is_decoding(self, session: Session[SequenceT]) -> bool:
         """True if the items of a session that was answered may come as arrays, and its answers go as such."""

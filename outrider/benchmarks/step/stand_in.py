@@ -91,7 +91,7 @@ class StandInExecutor(Executor[PlainSequence, ItemT, StandInJob[ItemT], EventT])
         self._note(ENDED, items)
         return ExecutorOutput([self._answer(job) for job, _ in batch], computed_ns)
 
-    # Columns.
+    # Batches of commands.
 
     def is_decoding(self, session: Session[PlainSequence]) -> bool:
         """All are."""

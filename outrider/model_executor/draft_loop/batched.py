@@ -39,14 +39,14 @@ class MetadataBatch:
 
     @classmethod
     def of(cls, metadata: Sequence[DraftMetadata]) -> MetadataBatch:
-        """Columns of the given metadata."""
+        """Batch of the given metadata."""
         words = np.frombuffer(bytearray().join([one.words for one in metadata]), dtype=np.int32)
         keys_base = np.array([one.keys_base for one in metadata], dtype=np.int32)
         forms = {(one.needs_evidence, one.is_certain) for one in metadata}
         return cls(list(metadata), words.reshape(-1, NUM_COLUMNS), keys_base, len(forms) == 1)
 
     def selected(self, places: NDArray[np.intp]) -> MetadataBatch:
-        """Columns of those at these places."""
+        """Batch of those at these places."""
         return MetadataBatch.of([self.each[place] for place in places.tolist()])
 
     @property
@@ -95,7 +95,7 @@ class DraftBatch:
 
     @classmethod
     def of(cls, rows: Sequence[DraftRow]) -> DraftBatch:
-        """Columns of rows that append to all that their sequences hold."""
+        """Batch of rows that append to all that their sequences hold."""
         return cls(
             [row.sequence for row in rows],
             MetadataBatch.of([row.metadata for row in rows]),

@@ -72,7 +72,7 @@ class DecodeBatch:
 
 
 def joined(batched: Sequence[CommandBatch]) -> CommandBatch | None:
-    """Columns of one kind as one; None where their hidden states go by different planes, or are not of all."""
+    """Batches of one kind as one; None where their hidden states go by different planes, or are not of all."""
     if len(batched) == 1:
         return batched[0]
     kind = type(batched[0])

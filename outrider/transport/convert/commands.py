@@ -102,7 +102,7 @@ def _write_commands(message: Any, commands: Sequence[Any], role: str, steps: typ
 
 
 def _batch_of(run: Sequence[Any]) -> list[CommandBatch]:
-    """Columns of a run: those that it has, then the single commands."""
+    """Batches of a run: those that it has, then the single commands."""
     batched = [command for command in run if isinstance(command, CommandBatch)]
     items = [command for command in run if not isinstance(command, CommandBatch)]
     return [*batched, *batch_of_commands(items)] if items else batched

@@ -1,4 +1,4 @@
-"""Columns of a message: one array for each field of many items, as little-endian bytes.
+"""Packed arrays of a message: one array for each field of many items, as little-endian bytes.
 
 What commands and answers have in common: writing, and checks of all lengths against each other before anything is made
 of the arrays. Knows no fields of either.
