@@ -167,6 +167,7 @@ DEFAULTS: Mapping[str, object] = {
     "presence_penalty": 0.0,
     "ignore_eos": False,
     "include_stop_str_in_output": False,
+    "draft_ahead": True,
     "resume": False,
     "resume_timeout": DEFAULT_RESUME_TIMEOUT_S,
     "max_retries": 0,
