@@ -34,7 +34,9 @@ def model_text(name: str, placement: ModelPlacement) -> str:
 
 def repetition_text(target: ModelPlacement) -> str:
     """Repeatability of equal greedy and coupled requests, as a phrase."""
-    return "the same in any batch" if target.batch_invariant else "near ties may differ with the batch"
+    return (
+        "greedy and coupled the same in any batch" if target.batch_invariant else "near ties may differ with the batch"
+    )
 
 
 def draft_length_text(num_speculative_tokens: int, mode: str, *, disable_by_batch_size: int = 0) -> str:

@@ -6,7 +6,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, cast
 
+import pytest
+import typer
+
 from outrider.benchmarks.invariance import REFERENCE, Arm, Workload, arms_of, compare, run_arms
+from outrider.cli.bench.invariance import InvarianceFlags
 from outrider.client import AsyncClient
 from outrider.generation import GenerationResult
 
@@ -64,3 +68,9 @@ async def test_output_that_follows_the_batch_is_found() -> None:
     assert alone.num_differing == 0
     assert together.num_differing == 3
     assert client.most == 3
+
+
+def test_a_batch_that_the_requests_do_not_fill_is_refused() -> None:
+    with pytest.raises(typer.BadParameter, match="--batch-size 8 needs --num-prompts 8 or more"):
+        _ = InvarianceFlags(batch_size=[1, 8], num_prompts=2).batch_sizes
+    assert InvarianceFlags(num_prompts=20).batch_sizes == [1, 16]

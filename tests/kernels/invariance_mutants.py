@@ -47,6 +47,12 @@ MUTANTS: dict[str, Mutant] = {
         f"{_LINEAR}/invariant.py", [("tiling(len(x)), parts=self._parts)", "tiling(len(x)), parts=1)")], _PRODUCTS,
         is_interpreted=True,
     ),
+    "parts-follow-tiles": Mutant(
+        f"{_LINEAR}/ordered.py",
+        [("(K + PARTS * _PART_COLUMNS - 1) // (PARTS * _PART_COLUMNS) * _PART_COLUMNS",
+          "(K + PARTS * BLOCK_K - 1) // (PARTS * BLOCK_K) * BLOCK_K")],
+        _PRODUCTS, is_interpreted=True,
+    ),
     "split-k-follows-rows": Mutant(
         f"{_LINEAR}/invariant.py",
         [("selection.split_tiling(len(x), self._parts)", "selection.split_tiling(len(x), 2 if len(x) > 9 else 4)")],

@@ -83,6 +83,14 @@ def test_auto_is_off_where_the_cost_was_not_measured(
     assert is_batch_invariant("on", config, torch.bfloat16, GPU, num_ranks=1)
 
 
+def test_heads_that_were_not_compared_are_refused(capability: list[int]) -> None:
+    config = replace(read_model_config(cached_tiny_model()), hidden_size=4096, head_dim=512)
+    with pytest.raises(ConfigError, match="heads of 512 values was not compared"):
+        is_batch_invariant("on", config, torch.bfloat16, GPU, num_ranks=1)
+    config = read_model_config(cached_tiny_model("gemma3_text"))
+    assert is_batch_invariant("on", replace(config, head_dim=256), torch.bfloat16, GPU, num_ranks=1)
+
+
 def test_auto_is_off_for_quantized_weights(capability: list[int]) -> None:
     config = replace(read_model_config(cached_tiny_model()), hidden_size=4096, quantization=ONLINE)
     assert not is_batch_invariant("auto", config, torch.bfloat16, GPU, num_ranks=1)

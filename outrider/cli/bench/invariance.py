@@ -46,6 +46,14 @@ class InvarianceFlags:
     seed: Annotated[int, typer.Option(min=0, help="Seed of prompts and requests.")] = 0
 
     @property
+    def batch_sizes(self) -> list[int]:
+        """Batch sizes of the arms. ``BadParameter`` for one that the requests do not fill."""
+        sizes = self.batch_size or [size for size in (1, 16, 64) if size <= self.num_prompts]
+        if max(sizes) > self.num_prompts:
+            raise typer.BadParameter(f"--batch-size {max(sizes)} needs --num-prompts {max(sizes)} or more")
+        return sizes
+
+    @property
     def draft_lengths(self) -> list[int]:
         """Draft lengths of the arms."""
         return self.num_speculative_tokens or [0, 4]
@@ -53,7 +61,7 @@ class InvarianceFlags:
     async def run(self, client: AsyncClient, where: Where) -> tuple[ModelInfo, list[tuple[float, Any]]]:
         """Description of the served models, and the outcome of each temperature and arm."""
         bench, info = benchmark("invariance"), await client.model_info()
-        arms = bench.arms_of(self.batch_size or [1, 16, 64], self.draft_lengths)
+        arms = bench.arms_of(self.batch_sizes, self.draft_lengths)
         temperatures = self.temperature or [0.0, 0.8]
         prompts, found = self._prompts(where, info.num_token_ids), []
         with bar("requests", len(temperatures) * (1 + len(arms)) * self.num_prompts) as advance:
@@ -75,6 +83,7 @@ def invariance(target: Target = None, *, pair: PairFlags, arms: InvarianceFlags,
     target less: --set target.max_batched_tokens=128 --set target.num_pages=400.
     """
     where = find_pair(target, pair.draft_model, pair.address)
+    _ = arms.batch_sizes  # refused before anything is started
 
     async def measure(client: AsyncClient) -> tuple[ModelInfo, list[tuple[float, Any]]]:
         return await arms.run(client, where)
@@ -85,7 +94,9 @@ def invariance(target: Target = None, *, pair: PairFlags, arms: InvarianceFlags,
         stack = plan_pair(where, pair.devices, max(1, *arms.draft_lengths), pair.set_options)
         info, found = asyncio.run(run_with_client(stack, measure, verbose=verbose))
     output.print(model_text(info.target_model, info.target_placement), markup=False)
-    output.print(table(_HEADS, [_row(temperature, one) for temperature, one in found]))
+    output.print(
+        table(_HEADS, [_row(temperature, one, has_logprobs=arms.logprobs is not None) for temperature, one in found])
+    )
 
 
 async def _at(address: str, measure: Any) -> Any:  # noqa: ANN401 - a benchmark's
@@ -93,6 +104,12 @@ async def _at(address: str, measure: Any) -> Any:  # noqa: ANN401 - a benchmark'
         return await measure(client)
 
 
-def _row(temperature: float, found: Any) -> tuple[object, ...]:  # noqa: ANN401 - a benchmark's
+def _row(temperature: float, found: Any, *, has_logprobs: bool) -> tuple[object, ...]:  # noqa: ANN401 - a benchmark's
     name = f"{'greedy' if not temperature else f'coupled at T = {temperature}'}, {found.arm}"
-    return name, found.num_streams, found.num_differing, f"{found.per_10_000:.2f}", found.num_other_logprobs
+    return (
+        name,
+        found.num_streams,
+        found.num_differing,
+        f"{found.per_10_000:.2f}",
+        found.num_other_logprobs if has_logprobs else "-",
+    )
