@@ -47,8 +47,9 @@ async def carry_channel(
         raise
     receiving = asyncio.create_task(_receive(requests, carried))
     try:
-        while content := await loop.sock_recv(carried, MAX_PIECE_BYTES):
-            yield ChannelBytes(content=content)
+        with contextlib.suppress(ConnectionResetError):  # the target has closed its end before it read all
+            while content := await loop.sock_recv(carried, MAX_PIECE_BYTES):
+                yield ChannelBytes(content=content)
     finally:
         receiving.cancel()
         await asyncio.wait([receiving])

@@ -104,7 +104,8 @@ def test_a_killed_download_keeps_its_whole_files(tmp_path: Path) -> None:
         words = [sys.executable, "-c", QUESTION, "--model", "owner/model"]
         download = subprocess.Popen(words, env=environment_of(tmp_path, hub.url), stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("hub/*/snapshots/*/model-1.safetensors")):
+        whole = {"config.json", "tokenizer.json", "model.safetensors.index.json", "model-1.safetensors"}
+        while {path.name for path in tmp_path.glob("hub/*/snapshots/*/*")} != whole:
             assert download.poll() is None
             assert time.monotonic() < deadline
         download.kill()

@@ -82,7 +82,7 @@ class HttpRequestFlags:
         for url in urls.values():
             if not _is_address(url):
                 raise ConfigError("SERVER", f"{url!r} should be an address such as http://127.0.0.1:8000")
-        made = benchmark("http.run").HttpServer
+        made = benchmark("http.run").ServerUnderTest
         return tuple(made(name, url.rstrip("/").removesuffix("/v1"), bodies[name]) for name, url in urls.items())
 
 
