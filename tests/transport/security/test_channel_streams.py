@@ -102,6 +102,22 @@ async def test_a_target_that_closes_its_end_ends_the_drafts(serve_with: ServeWit
     ours.close()
 
 
+async def test_a_target_that_closes_without_reading_all_has_not_failed(
+    serve_with: ServeWith, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    accepted = Accepted()
+    server = await serve_with(ServerSecurity(), role="target", admit_channel=accepted.admit)
+    ours = call_target(ClientSecurity(), PeerAddress(server.address))
+    theirs = await asyncio.to_thread(accepted.socket)
+    ours.sendall(bytes(MAX_PIECE_BYTES))
+    assert await asyncio.to_thread(theirs.recv, 1)
+    theirs.close()
+    assert await ends(ours)
+    assert "failed" not in caplog.text and "internal error" not in caplog.text
+    ours.close()
+
+
 @pytest.mark.parametrize(
     ("change", "name", "said"),
     [
