@@ -162,7 +162,7 @@ class ProposalSender:
         connection = command.connection
         try:
             connected = self._open(command).detach()
-        except (UnavailableError, ConfigError) as error:
+        except (UnavailableError, ConfigError, OSError) as error:
             with self._lock:
                 self._wanted.discard(key)
             tell(ChannelState(connection, is_open=False, reason=str(error)))

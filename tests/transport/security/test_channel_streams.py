@@ -234,3 +234,12 @@ async def test_a_draft_without_a_way_to_other_hosts_says_so() -> None:
     said = await channel.offer("10.0.0.1:50051")
     assert said == ChannelState(1, is_open=False, reason="this draft has no channels to other hosts")
     channel.close()
+
+
+async def test_a_draft_that_has_no_descriptors_left_says_so() -> None:
+    def call(_: PeerAddress) -> socket.socket:
+        raise OSError("too many open files")
+
+    channel = Channel(call)
+    assert await channel.offer("10.0.0.1:50051") == ChannelState(1, is_open=False, reason="too many open files")
+    channel.close()
