@@ -22,6 +22,7 @@ from typing import Any
 
 from outrider.addresses import listening_socket
 from outrider.errors import UnavailableError
+from outrider.limits.rate_limit import RateLimit
 from outrider.planes import ID_BYTES, PlaneOffer
 
 _log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ _SEND_S = 2.0
 """Longest wait for a peer that does not read, after which the connection is closed."""
 _PAUSE_S = 0.5
 """Pause after a connection that could not be accepted, for want of descriptors, say."""
+_WARNING_INTERVAL_S = 10.0
+"""Interval of warnings, so that strangers cannot fill the log."""
 _LENGTH = struct.Struct("!I")
 _MAX_MESSAGE_BYTES = 1 << 20
 _NONCE_BYTES = 16
@@ -122,6 +125,7 @@ class ControlListener:
         self.port: int = self._socket.getsockname()[1]
         self._expected: dict[bytes, tuple[PlaneOffer, Callable[[ControlConnection], None]]] = {}
         self._lock = threading.Lock()
+        self._warnings = RateLimit(_WARNING_INTERVAL_S)
         self._is_closed = False
         threading.Thread(target=self._accept, name="tensor-plane-listener", daemon=True).start()
 
@@ -162,8 +166,12 @@ class ControlListener:
         try:
             on_connected = self._admit(connected)
         except OSError as error:
-            _log.warning("a stranger was turned away from the tensor plane: %s", error)
             connected.close()
+            with self._lock:
+                num_suppressed = self._warnings.take()
+            if num_suppressed is not None:
+                more = {"fields": {"num_suppressed": num_suppressed}}
+                _log.warning("a stranger was turned away from the tensor plane: %s", error, extra=more)
             return
         on_connected(ControlConnection(connected))
 

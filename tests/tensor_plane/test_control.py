@@ -97,6 +97,16 @@ def test_strangers_who_say_nothing_hold_nobody_up(listener: ControlListener) -> 
         stranger.close()
 
 
+def test_many_strangers_are_one_warning(listener: ControlListener, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(5):
+        ours, theirs = socket.socketpair()
+        ours.sendall(bytes(64))
+        listener.greet(theirs)
+        ours.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "a stranger was turned away" in caplog.text
+
+
 @pytest.mark.parametrize("content", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x02[]", b"\x00\x00\x00\x03abc"])
 def test_what_is_no_message_ends_the_connection(content: bytes) -> None:
     ours, theirs = socket.socketpair()
