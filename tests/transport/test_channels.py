@@ -100,6 +100,8 @@ def test_an_introduction_to_the_wrong_side_is_refused() -> None:
         ({"token": b""}, f"token: must have {ID_BYTES} bytes, not 0"),
         ({"port": 0}, "channel_offer: 0 is no port"),
         ({"port": 1 << 16}, "channel_offer: 65536 is no port"),
+        ({"target_address": "unix:/tmp/x"}, "target_address 'unix:/tmp/x' is no host:port"),
+        ({"target_address": "unix-abstract:80"}, "target_address 'unix-abstract:80' is no host:port"),
     ],
 )
 def test_a_malformed_offer_is_refused(changed: dict[str, Any], sentence: str) -> None:

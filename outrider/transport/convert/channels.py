@@ -71,7 +71,8 @@ def _target_of(message: channel_pb2.ProposalChannelOffer) -> PeerAddress | None:
     address, name = message.target_address, message.target_server_name
     if not address:
         return None
-    if max(len(address), len(name)) > _MAX_NAME or address.startswith("unix:") or form_problem(address):
+    is_socket = address.startswith(("unix:", "unix-abstract:"))  # as gRPC names sockets of this host
+    if max(len(address), len(name)) > _MAX_NAME or is_socket or form_problem(address):
         raise ProtocolError(f"channel_offer: target_address {shortened(address)!r} is no host:port")
     return PeerAddress(address, name)
 
