@@ -42,7 +42,7 @@ def plan_chat(
     """
     check_length(model, prompt, asked.wanted_tokens, prompt_field="messages", tokens_field=asked.tokens_field)
     form = _message_form(model, asked, prompt, parsers)
-    grammar = _output_grammar(model, asked, form)
+    grammar, tokenizer = _output_grammar(model, asked, form), model.text.tokenizer
     wanted = Wanted(
         TO_THE_END if asked.wanted_tokens is None else asked.wanted_tokens,
         asked.wanted_logprobs,
@@ -50,7 +50,7 @@ def plan_chat(
         resume_timeout,
         grammar=grammar,
         grammar_after=form.format.reasoning_end(prompt.end),
-        needs_special_tokens=form.format.needs_special_tokens,
+        needs_special_tokens=tokenizer is not None and form.format.needs_special_tokens(tokenizer.is_special),
     )
     return ChatGeneration(prompt, make_choices(asked, [prompt], wanted, caller), form, grammar, caller.request_id)
 
@@ -65,7 +65,7 @@ def _output_grammar(model: ServedModel, asked: ChatCompletionRequest, form: Mess
     answer = None if grammar is None else Answer(grammar.value, grammar.field)
     may_call = asked.parses_tools and asked.enforced_call is None
     found = form.format.output_grammar(
-        form.tools if may_call else (), tokenizer.special_token_id, answer, form.prompt_end
+        form.tools if may_call else (), tokenizer.added_token_id, answer, form.prompt_end
     )
     return grammar if found is None else GrammarField("tools" if answer is None else answer.field, "grammar", found)
 

@@ -59,9 +59,9 @@ class TextTokenizer:
         self._tokenizer.no_truncation()
         self._bos_token_id = bos_token_id
         self._traits = DecoderTraits.of(tokenizer)
-        self._special_tokens = {
-            token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        }
+        added = tokenizer.get_added_tokens_decoder()
+        self._added_tokens = {token.content: token_id for token_id, token in added.items()}
+        self._special_tokens = frozenset(token.content for token in added.values() if token.special)
         self._lone_tokens: dict[tuple[int, bool], LoneToken] = {}
 
     @classmethod
@@ -93,9 +93,13 @@ class TextTokenizer:
         """The tokenizer of the library."""
         return self._tokenizer
 
-    def special_token_id(self, text: str) -> int | None:
-        """Id of the special token that has this text; None if there is none."""
-        return self._special_tokens.get(text)
+    def added_token_id(self, text: str) -> int | None:
+        """Id of the added token, special or not, that has this text; None if there is none."""
+        return self._added_tokens.get(text)
+
+    def is_special(self, text: str) -> bool:
+        """True if a special token has this text, which ``skip_special_tokens`` leaves out."""
+        return text in self._special_tokens
 
     def encode_prompt(
         self, text: str, *, limits: ModelLimits = ANY_MODEL, add_special_tokens: bool = True, field: str = "prompt"
@@ -186,7 +190,7 @@ class TextTokenizer:
     def _kind(self, token_id: int, text: str, skips: bool) -> TokenKind:
         token = self._tokenizer.id_to_token(token_id)
         # As the library has it: a token is skipped for its content.
-        if token is None or (skips and token in self._special_tokens):
+        if token is None or (skips and self.is_special(token)):
             return TokenKind.NONE
         if self._traits.has_byte_fallback and byte_of(token):
             return TokenKind.BYTE

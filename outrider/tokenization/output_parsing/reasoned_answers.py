@@ -6,12 +6,11 @@ model chooses: an output either opens it or begins with the answer.
 
 from __future__ import annotations
 
-import json
-
 from outrider.tokenization.output_parsing.reasoning import THINK_CLOSE, THINK_OPEN
-from outrider.tokenization.output_parsing.strict_calls import HEAD, TokenId, special
+from outrider.tokenization.output_parsing.strict_calls import HEAD, TokenId, marker_of, text_until
 
-_START = "start: "
+_START = "\nstart: "
+"""The rule alone: line ends in schemas are escaped."""
 _CHANNELS = """start: (message <|end|> <|start|> "assistant")* <|channel|> "final" <|message|> answer
 message: <|channel|> NAME <|message|> TEXT
 NAME: "analysis" | "commentary"
@@ -25,9 +24,6 @@ def channel_grammar(answer: str) -> str:
 
 def thinking_grammar(grammar: str, token_id: TokenId) -> str:
     """Grammar of outputs that may begin with a text between ``<think>`` and ``</think>``; ``grammar``: of the rest."""
-    opening = special(THINK_OPEN, token_id) or json.dumps(THINK_OPEN)
-    closing = special(THINK_CLOSE, token_id)
-    thinking = f"thinking: {opening} TEXT {closing}" if closing else f"thinking: {opening} thought"
-    thought = "" if closing else f"\nthought[lazy]: TEXT {json.dumps(THINK_CLOSE)}"
-    rest = grammar.replace(_START, "rest: ", 1)
-    return f"{rest}{_START}(thinking BLANKS)? rest\nBLANKS: /[ \\t\\r\\n]*/\n{thinking}{thought}\n"
+    rest = grammar.replace(_START, "\nrest: ", 1)
+    thinking = f"thinking: {marker_of(THINK_OPEN, token_id)} thought\n{text_until('thought', THINK_CLOSE, token_id)}"
+    return f"{rest}start: (thinking BLANKS)? rest\nBLANKS: /[ \\t\\r\\n]*/\n{thinking}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,10 +41,12 @@ class OutputFormat:
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
 
-    @property
-    def needs_special_tokens(self) -> bool:
-        """True if the parsers need the text of special tokens."""
-        return self.has_channels or self.tool_call_parser == "mistral"
+    def needs_special_tokens(self, is_special: Callable[[str], bool]) -> bool:
+        """True if the parsers need the text of special tokens. ``is_special`` tells those of the tokenizer."""
+        thinks = self.reasoning_parser in ("deepseek_r1", "qwen3")
+        has_tags = self.tool_call_parser in ("hermes", "qwen3_coder")
+        tags = (*((THINK_OPEN, THINK_CLOSE) if thinks else ()), *(("<tool_call>",) if has_tags else ()))
+        return self.has_channels or self.tool_call_parser == "mistral" or any(map(is_special, tags))
 
     @property
     def has_channels(self) -> bool:
@@ -90,16 +92,17 @@ class OutputFormat:
         self, tools: object, token_id: TokenId, answer: Answer | None = None, prompt_end: str = ""
     ) -> str | None:
         """A grammar under which calls match the schemas of tools that are ``strict``, and an output without calls the
-        ``answer``; None if there is neither, or if no form of calls is known. Before the answer may come reasoning, if
-        this is a format with reasoning and ``prompt_end`` has not ended it.
+        ``answer``; None if there is neither, or if no form of calls is known. Reasoning may come first, if this is a
+        format with reasoning and ``prompt_end`` has not ended it.
         """
         given = [tool for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, list | tuple) else []
         found = strict_calls_grammar(self.tool_call_parser, given, token_id, answer)
-        if answer is None or not self.may_reason(prompt_end):
+        if not self.may_reason(prompt_end):
             return found
-        if self.reasoning_parser == _HARMONY:
-            return found or channel_grammar(answer.grammar)
-        return thinking_grammar(found or f"{HEAD}start: {answer.grammar}\n", token_id)
+        has_channels = self.reasoning_parser == _HARMONY
+        if found is None and answer is not None:
+            found = channel_grammar(answer.grammar) if has_channels else f"{HEAD}start: {answer.grammar}\n"
+        return found if found is None or has_channels else thinking_grammar(found, token_id)
 
     def _make_tool_parser(self, parameters: Mapping[str, Mapping[str, Any]]) -> OutputParser:
         if self.tool_call_parser == "hermes":

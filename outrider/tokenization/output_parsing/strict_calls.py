@@ -3,7 +3,8 @@
 Where calls begin with a marker, text before, between and after them is free. Where they are the whole output, a text
 may be anything that does not begin as a call does. The calls themselves have the form that the model's chat template
 writes, so that most of their text is forced. Lark, as the engine takes it: ``%json`` is a JSON schema, ``[lazy]`` ends
-a text at the first occurrence of its last part.
+a text at the first occurrence of its last part. A text of a grammar never matches an added token such as ``<think>``,
+special or not, so markers are named by text and by id.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from outrider.tokenization.output_parsing.schema_types import branches_of, resol
 
 Json = Any
 TokenId = Callable[[str], int | None]
-"""Id of a special token, by its text."""
+"""Id of an added token, by its text."""
 HEAD = "%llguidance {}\nTEXT: /(.|\\n)*/\n"
 _ANY_OBJECT: dict[str, Json] = {"type": "object"}
 _DEFINITIONS = ("$defs", "definitions")
@@ -192,14 +193,19 @@ def _as_text(value: Json) -> str:
 
 
 def _hermes(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
-    calls = _any_of([tool.object_call() for tool in tools])
-    return _outputs(answer, _text("<tool_call>"), f"{_text(_LINE)} ({calls}) {_text(_LINE + '</tool_call>')}")
+    return _tagged_calls(_any_of([tool.object_call() for tool in tools]), token_id, answer)
 
 
 def _qwen3_coder(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
     calls = _any_of([tool.tagged_call() for tool in tools])
     ends = f"value[lazy]: TEXT {_text(_VALUE_END)}\nother[lazy]: TEXT {_text('</function>')}\n"
-    return ends + _outputs(answer, _text("<tool_call>"), f"{_text(_LINE)} ({calls}) {_text(_LINE + '</tool_call>')}")
+    return ends + _tagged_calls(calls, token_id, answer)
+
+
+def _tagged_calls(calls: str, token_id: TokenId, answer: str) -> str:
+    """Outputs with calls between ``<tool_call>`` and ``</tool_call>``."""
+    closing = marker_of("</tool_call>", token_id)
+    return _outputs(answer, "<tool_call>", token_id, f"{_text(_LINE)} ({calls}) {_text(_LINE)} {closing}")
 
 
 def _mistral(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
@@ -207,9 +213,8 @@ def _mistral(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
     marked = "" if (found := special("[ARGS]", token_id)) is None else f"{found}?"
     listed = _any_of([tool.object_call() for tool in tools])
     named = _any_of([f"{_text(tool.name)} {marked} {tool.arguments()}" for tool in tools])
-    marker = special("[TOOL_CALLS]", token_id) or _text("[TOOL_CALLS]")
     calls = f"/[ ]?/ {_text('[')} listed ({_text(', ')} listed)* {_text(']')} | named"
-    return f"{_outputs(answer, marker, calls)}listed: {listed}\nnamed: {named}\n"
+    return f"{_outputs(answer, '[TOOL_CALLS]', token_id, calls)}listed: {listed}\nnamed: {named}\n"
 
 
 def _harmony(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
@@ -247,16 +252,29 @@ def _whole_output(answer: str, begin: str, calls: str, call: str) -> str:
     return f"start: /{_BLANKS}/ {calls} | {text}\ncall: {call}\n"
 
 
-def _outputs(answer: str, marker: str, call: str) -> str:
-    """Free text with calls in it, each after the marker, a text or a special token; or the answer, or calls alone."""
+def _outputs(answer: str, marker: str, token_id: TokenId, call: str) -> str:
+    """Free text with calls in it, each after the marker; or the answer, or calls alone."""
     if answer:
-        return f"start: {answer} | (/{_BLANKS}/ {marker} call)+ /{_BLANKS}/\ncall: {call}\n"
-    lazy = "[lazy]" if marker.startswith('"') else ""
-    return f"start: (trigger call)* tail\ntail: TEXT\ntrigger{lazy}: TEXT {marker}\ncall: {call}\n"
+        begin = marker_of(marker, token_id)
+        return f"start: {answer} | (/{_BLANKS}/ {begin} call)+ /{_BLANKS}/\ncall: {call}\n"
+    return f"start: (trigger call)* tail\ntail: TEXT\n{text_until('trigger', marker, token_id)}call: {call}\n"
+
+
+def text_until(rule: str, marker: str, token_id: TokenId) -> str:
+    """Rules of a text that ends with a marker."""
+    spelled = f"{rule}_spelled[lazy]: TEXT {_text(marker)}\n"
+    found = special(marker, token_id)
+    return f"{rule}: {rule}_spelled{'' if found is None else f' | TEXT {found}'}\n{spelled}"
+
+
+def marker_of(text: str, token_id: TokenId) -> str:
+    """Marker in a grammar, as an added token or as a text."""
+    found = special(text, token_id)
+    return _text(text) if found is None else f"({found} | {_text(text)})"
 
 
 def special(text: str, token_id: TokenId) -> str | None:
-    """Special token in a grammar; None if there is none of this text."""
+    """Added token in a grammar; None if there is none of this text."""
     found = token_id(text)
     return None if found is None else f"<[{found}]>"
 

@@ -126,3 +126,10 @@ def test_calls_that_are_enforced_cut_at_every_place(
             found.add(event)
         assert [(call.name, json.loads(call.arguments)) for call in found.calls] == expected
         assert (found.content, found.reasoning) == ("", "Hm." if thinks else "")
+
+
+def test_tags_that_are_special_tokens_are_asked_for() -> None:
+    assert of("hermes", None).needs_special_tokens("<tool_call>".__eq__)
+    assert of(None, "qwen3").needs_special_tokens("</think>".__eq__)
+    assert not of("hermes", None).needs_special_tokens("</think>".__eq__)
+    assert not of("hermes", "qwen3").needs_special_tokens(lambda _: False)

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from outrider.errors import InvalidRequestError
 from outrider.structured_output import GrammarCompiler, Matcher, Outcome
+from outrider.tokenization import TextTokenizer
 from outrider.tokenization.output_parsing import Answer, CallArguments, CallStart, OutputFormat
 from outrider.types import Grammar, GrammarKind
 from tests.structured_output.vocabularies import EOS, FILE, VOCAB_SIZE
@@ -381,3 +382,40 @@ def test_reasoning_that_the_prompt_has_ended_does_not_come_again() -> None:
     form = OutputFormat(None, "qwen3")
     assert form.output_grammar([], special_token_id, ANSWER, "<think>\n\n</think>\n\n") is None
     assert form.output_grammar([], special_token_id, None, "assistant\n") is None
+
+
+ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+BERN = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+NOWHERE = BERN.replace("Bern", "Nowhere")
+THOUGHT = "<think>\nIs it <b> or {2}?</think>\n\n"
+
+
+@pytest.mark.parametrize("is_special", (True, False), ids=("special", "not special"))
+@pytest.mark.parametrize(
+    ("answer", "outputs"),
+    (
+        (ANSWER, {'{"a": 2}': True, THOUGHT + '{"a": 2}': True, THOUGHT + BERN: True, THOUGHT + NOWHERE: False}),
+        (None, {BERN: True, f"Hi {BERN}": True, f"Hi {NOWHERE}": False, THOUGHT + BERN: True, f"{THOUGHT}Hi": True}),
+    ),
+    ids=("answer", "free text"),
+)
+def test_tags_may_be_added_tokens(is_special: bool, answer: Answer | None, outputs: dict[str, bool]) -> None:
+    """Engines match no text with an added token such as ``<think>``, which models write where they have it."""
+    made = Tokenizer.from_str(FILE.read_text())
+    made.add_tokens([AddedToken(tag, special=is_special, normalized=False) for tag in ADDED])
+    text = TextTokenizer(made)
+    found = OutputFormat("hermes", "qwen3").output_grammar(TOOLS[:1], text.added_token_id, answer, "assistant\n")
+    size = VOCAB_SIZE + len(ADDED)
+    compiler = GrammarCompiler({"tokenizer.json": made.to_str().encode()}, vocab_size=size, eos_token_ids=(EOS,))
+    for output, is_taken in outputs.items():
+        for token_ids in (made.encode(output, add_special_tokens=False).ids, ids(output)):
+            following = compiler.compile(Grammar(GrammarKind.LARK, found or ""), (EOS,))
+            assert (following.follow([*token_ids, EOS]) is Outcome.ENDED) == is_taken, output
+    assert all(text.is_special(tag) is is_special for tag in ADDED) and not text.is_special("hi")
+
+
+def test_texts_of_schemas_are_no_rules_of_the_grammar() -> None:
+    described = {**WEATHER, "properties": {"city": {"type": "string", "description": "the start: of a route"}}}
+    text = OutputFormat("pythonic", "qwen3").output_grammar([tool("f", described)], special_token_id, ANSWER)
+    following = COMPILER.compile(Grammar(GrammarKind.LARK, text or ""), (EOS,))
+    assert following.follow([*ids('<think></think>[f(city="Bern")]'), EOS]) is Outcome.ENDED
