@@ -17,6 +17,8 @@ class NamedCallParser:
 
     def push(self, text: str) -> Iterator[Event]:
         """Events of the next part of the text."""
+        if not self._has_begun:
+            text = text.lstrip()  # blanks after reasoning
         if text and not self._has_begun:
             self._has_begun = True
             yield CallStart(self._name)

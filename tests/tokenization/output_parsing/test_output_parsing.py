@@ -128,6 +128,14 @@ def test_calls_that_are_enforced_cut_at_every_place(
         assert (found.content, found.reasoning) == ("", "Hm." if thinks else "")
 
 
+def test_blanks_after_reasoning_are_no_part_of_an_enforced_call() -> None:
+    for after, expected in (("\n\n", []), ('\n\n{"a": 1}\n', [("now", '{"a": 1}\n')])):
+        parser, found = of("hermes", "qwen3").enforced_parser("now", "<think>"), ParsedOutput()
+        for event in (*parser.push("Hm.</think>"), *parser.push(after), *parser.finish()):
+            found.add(event)
+        assert [(call.name, call.arguments) for call in found.calls] == expected
+
+
 def test_tags_that_are_special_tokens_are_asked_for() -> None:
     assert of("hermes", None).needs_special_tokens("<tool_call>".__eq__)
     assert of(None, "qwen3").needs_special_tokens("</think>".__eq__)
