@@ -188,3 +188,26 @@ def test_reading_a_model_folder_does_not_import_the_compiler() -> None:
         "assert 'silu' in ACT2FN"
     )
     subprocess.run([sys.executable, "-c", code, str(cached_tiny_model("llama"))], check=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("global_head_dim", -8, "global_head_dim should be greater than or equal to 1"),
+        ("global_head_dim", 7, "global_head_dim should be a multiple of 2"),
+        ("num_global_key_value_heads", 3, "num_global_key_value_heads should divide num_attention_heads 8"),
+        ("num_kv_shared_layers", -1, "num_kv_shared_layers should be greater than or equal to 0"),
+        ("hidden_size_per_layer_input", -4, "hidden_size_per_layer_input should be greater than or equal to 0"),
+        ("per_layer_config", {"1": {"head_dim": -8}}, "head_dim -8 of layer 1 should be positive and even"),
+        ("per_layer_config", {"1": {"num_key_value_heads": 3}}, "num_key_value_heads 3 of layer 1 should divide"),
+    ],
+)
+def test_sizes_of_gemma_4s_layers_are_checked(tmp_path: Path, field: str, value: Any, problem: str) -> None:
+    given: dict[str, Any] = {
+        **{"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "attention_k_eq_v": True},
+        **{"layer_types": ["sliding_attention"] * 2 + ["full_attention"], "hidden_size_per_layer_input": 0},
+        "num_kv_shared_layers": 0,
+    }
+    assert read_model_config(write_config(tmp_path, **given)).layer_sizes
+    with pytest.raises(ModelError, match=problem):
+        read_model_config(write_config(tmp_path, **{**given, field: value}))

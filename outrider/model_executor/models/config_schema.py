@@ -14,6 +14,8 @@ from outrider.limits import STOP_TOKEN_IDS
 
 MAX_POSITION = (1 << 31) - 1
 Count = Annotated[int, Field(ge=1)]
+HeadCount = Annotated[Count, Field(le=1 << 16)]
+HeadDim = Annotated[Count, Field(le=1 << 14, multiple_of=2)]
 ExpertCount = Annotated[int, Field(ge=1, le=4096)]
 PositiveNumber = Annotated[float, Field(ge=1e-6, le=1e12, allow_inf_nan=False)]
 RopeTheta = Annotated[float, Field(gt=1, le=1e12, allow_inf_nan=False)]
@@ -100,9 +102,14 @@ class ConfigFile(SpecialTokens):
     hidden_size: Annotated[Count, Field(le=1 << 20)] | None = None
     intermediate_size: Annotated[Count, Field(le=1 << 24)] | None = None
     num_hidden_layers: Annotated[Count, Field(le=10_000)] | None = None
-    num_attention_heads: Annotated[Count, Field(le=1 << 16)] | None = None
-    num_key_value_heads: Annotated[Count, Field(le=1 << 16)] | None = None
-    head_dim: Annotated[Count, Field(le=1 << 14, multiple_of=2)] | None = None
+    num_attention_heads: HeadCount | None = None
+    num_key_value_heads: HeadCount | None = None
+    num_global_key_value_heads: HeadCount | None = None
+    head_dim: HeadDim | None = None
+    global_head_dim: HeadDim | None = None
+    num_kv_shared_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    hidden_size_per_layer_input: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    vocab_size_per_layer_input: Annotated[Count, Field(le=1 << 24)] | None = None
     max_position_embeddings: Annotated[Count, Field(le=MAX_POSITION)] | None = None
     rms_norm_eps: Annotated[float, Field(ge=1e-20, lt=1, allow_inf_nan=False)] | None = None
     rope_theta: RopeTheta | None = None
@@ -158,9 +165,11 @@ class ConfigFile(SpecialTokens):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        heads, kv_heads, hidden = self.num_attention_heads, self.num_key_value_heads, self.hidden_size
-        if heads and kv_heads and heads % kv_heads:
-            raise ValueError(f"num_key_value_heads should divide num_attention_heads {heads}, and {kv_heads} does not")
+        heads, hidden = self.num_attention_heads, self.hidden_size
+        for name in ("num_key_value_heads", "num_global_key_value_heads"):
+            kv_heads: int | None = getattr(self, name)
+            if heads and kv_heads and heads % kv_heads:
+                raise ValueError(f"{name} should divide num_attention_heads {heads}, and {kv_heads} does not")
         if heads and hidden and self.head_dim is None and hidden % (2 * heads):
             raise ValueError(
                 f"hidden_size should be a multiple of 2 x num_attention_heads {heads}, and {hidden} is not"

@@ -225,6 +225,12 @@ def _gemma4_sizes(fields: Fields) -> tuple[LayerSizes, ...]:
         heads = fields.get("num_global_key_value_heads") if fields.get("attention_k_eq_v") else None
         full = {"head_dim": fields.get("global_head_dim"), "num_key_value_heads": heads}
         own = {layer: full for layer, layer_type in enumerate(types) if layer_type == "full_attention"}
+    for layer, one in own.items():
+        kv_heads, head_dim = one.get("num_key_value_heads") or 1, one.get("head_dim") or 2
+        if not 0 < kv_heads <= fields["num_attention_heads"] or fields["num_attention_heads"] % kv_heads:
+            raise ModelError(f"num_key_value_heads {kv_heads} of layer {layer} should divide num_attention_heads")
+        if head_dim < 1 or head_dim % 2:
+            raise ModelError(f"head_dim {head_dim} of layer {layer} should be positive and even")
     first_shared = len(types) - (fields.get("num_kv_shared_layers") or 0)
     return tuple(
         LayerSizes(
