@@ -75,6 +75,7 @@ METHODS = (
     Method("coordinator", f"{_PUBLIC}/GetTokenizer", _one(lambda rng: generation_pb2.GetTokenizerRequest())),
     Method("target", "/outrider.v1.TargetService/Describe", _one(lambda rng: link_pb2.DescribeRequest())),
     Method("target", "/outrider.v1.TargetService/Attach", templates.target_script, True, True, weight=8),
+    Method("target", "/outrider.v1.TargetService/OpenChannel", templates.channel_script, True, True, weight=2),
     Method("draft", "/outrider.v1.DraftService/Describe", _one(lambda rng: link_pb2.DescribeRequest())),
     Method("draft", "/outrider.v1.DraftService/Attach", templates.draft_script, True, True, weight=8),
     *(

@@ -14,6 +14,7 @@ from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.transport.convert.commands import draft_commands_to_proto, target_commands_to_proto
 from outrider.types import Support
 from outrider.v1 import generation_pb2, link_pb2, sampling_pb2
+from outrider.v1.channel_pb2 import ChannelBytes
 
 _NUM_TOKEN_IDS = 2048
 _METHODS = (
@@ -91,6 +92,11 @@ def target_script(rng: random.Random) -> list[Message]:
             link_pb2.Prepare(session=0, generation=rng.choice((newest, 1)), num_steps=rng.choice((0, 1, 8, 1 << 20)))
         )
     return _with_opens(rng, found)
+
+
+def channel_script(rng: random.Random) -> list[Message]:
+    """Messages of a stranger's proposal channel to a target, whose pass no caller can know."""
+    return [ChannelBytes(content=rng.randbytes(rng.choice((0, 1, 32, 200, 1 << 17)))) for _ in range(rng.randint(1, 4))]
 
 
 def draft_script(rng: random.Random) -> list[Message]:
