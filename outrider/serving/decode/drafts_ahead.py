@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from outrider.batched import U4, U8, AnswerBatch, ExtendBatch
+from outrider.batched import U4, U8, AnswerBatch
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Extend, Proposal
 from outrider.proposal_channel.pushes import ChainStart, Pushes
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.serving.decode.sessions import LastSessions
-from outrider.serving.decode.step import DecodeBatch
+from outrider.serving.decode.step import DecodeBatch, extend_batch
 from outrider.serving.executor import Executor
 from outrider.serving.output_processor import Messages, OutputProcessor
 from outrider.serving.request import AnyRequest
@@ -183,18 +183,9 @@ class DraftsAhead:
         kept = np.array([chain.kept for chain in due], dtype=np.int64)
         counts = np.array([len(chain.brought) for chain in due], dtype=np.int64)
         lengths = np.array([chain.draft_length + 1 for chain in due], dtype=np.int64)
-        batched = ExtendBatch(
-            np.array([chain.session.open.session for chain in due], dtype=U8),
-            np.array([chain.session.generation for chain in due], dtype=U8),
-            kept.astype(U4),
-            b"",
-            np.zeros(len(due), dtype=U8),
-            counts.astype(U4),
-            np.array([token_id for chain in due for token_id in chain.brought], dtype=U4),
-            lengths.astype(U4),
-            channel=due[0].channel,
-        )
+        tokens = np.array([token_id for chain in due for token_id in chain.brought], dtype=U4)
         own = self._last.of([chain.session for chain in due])
+        batched = extend_batch(own.sessions, kept, counts.astype(U4), tokens, lengths, channel=due[0].channel)
         step = DecodeBatch(link_id, batched, own, kept, kept + counts, lengths, now_ns, is_asked=False)
         return step if self._executor.takes_batch(step) else None
 

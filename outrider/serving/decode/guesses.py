@@ -12,18 +12,18 @@ drafting in turn: the tokens are even the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from outrider.batched import U4, U8, AnswerBatch, ExtendBatch
+from outrider.batched import U4, AnswerBatch
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import ForwardRecord
 from outrider.serving.decode.begun import BegunSteps
 from outrider.serving.decode.sessions import LastSessions
-from outrider.serving.decode.step import DecodeBatch
+from outrider.serving.decode.step import DecodeBatch, extend_batch
 from outrider.serving.executor import Executor
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
@@ -91,9 +91,10 @@ class Guesses:
     def _step(self, due: Sequence[_Sent], now_ns: int) -> DecodeBatch | None:
         texts = np.array([sent.length for sent in due], dtype=np.int64)
         lengths = np.array([sent.draft_length + 1 for sent in due], dtype=np.int64)
-        tokens = np.array([[sent.last] for sent in due], dtype=U4)
+        tokens = np.array([sent.last for sent in due], dtype=U4)
         own = self._last.of([sent.session for sent in due])
-        batched = replace(self._asked(own.sessions, texts - 1, tokens, lengths, None), channel=due[0].channel)
+        counts = np.ones(len(due), dtype=U4)
+        batched = extend_batch(own.sessions, texts - 1, counts, tokens, lengths, channel=due[0].channel)
         step = DecodeBatch(due[0].session.link_id, batched, own, texts - 1, texts, lengths, now_ns, is_asked=False)
         step.guessed_from = np.array([sent.base for sent in due], dtype=np.int64)
         return step if self._executor.takes_batch(step) else None
@@ -109,31 +110,11 @@ class Guesses:
         own, kept = step.own.selected(places), step.kept[places]
         tokens = np.stack([step.batched.token_ids[places], drawn.token_ids[firsts].astype(U4)], axis=1)
         lengths = step.draft_lengths[places] - 1
-        batched = self._asked(own.sessions, kept, tokens, lengths, self._sessions.prefix_hash)
+        counts = np.full(len(places), tokens.shape[1], dtype=U4)
+        hashes = list(map(self._sessions.prefix_hash, own.sessions, kept.tolist()))
+        batched = extend_batch(own.sessions, kept, counts, tokens.flatten(), lengths, hashes=hashes)
         begun = replace(step, batched=batched, own=own, kept=kept, bases=kept + 2, draft_lengths=lengths)
         self._begun.hold(begun, _without(drawn, firsts), forward)
-
-    @staticmethod
-    def _asked(
-        sessions: Sequence[Session[Any]],
-        kept: Any,  # noqa: ANN401 - [B]
-        tokens: Any,  # noqa: ANN401 - [B, T]
-        lengths: Any,  # noqa: ANN401 - [B]
-        prefix_hash: Callable[[Session[Any], int], tuple[bytes, int]] | None,
-    ) -> ExtendBatch:
-        """The commands for so many draft tokens after ``kept`` ones and these."""
-        pairs = zip(sessions, kept.tolist(), strict=True)
-        hashes = [(b"", 0) if prefix_hash is None else prefix_hash(session, length) for session, length in pairs]
-        return ExtendBatch(
-            np.array([session.open.session for session in sessions], dtype=U8),
-            np.array([session.generation for session in sessions], dtype=U8),
-            kept.astype(U4),
-            b"".join([chain for chain, _ in hashes]),
-            np.array([rest for _, rest in hashes], dtype=U8),
-            np.full(len(sessions), tokens.shape[1], dtype=U4),
-            tokens.flatten(),
-            lengths.astype(U4),
-        )
 
     def forget(self, key: SessionKey) -> None:
         """A session is asked for something, or ends."""

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.batched import (
+    U4,
+    U8,
     CommandBatch,
     ExtendBatch,
     ScoreBatch,
@@ -69,6 +72,33 @@ class DecodeBatch:
     def keys(self) -> KeysView[SessionKey]:
         """Keys of the sessions, in their order."""
         return self.own.keys.keys()
+
+
+def extend_batch(
+    sessions: Sequence[Session[Any]],
+    kept: Ints,  # [B]
+    counts: NDArray[np.uint32],  # [B]
+    token_ids: NDArray[np.uint32],  # [T]
+    lengths: Ints,  # [B]
+    *,
+    hashes: Sequence[tuple[bytes, int]] | None = None,
+    channel: int = 0,
+) -> ExtendBatch:
+    """Commands of a step that a service begins by itself: ``lengths`` draft tokens after the first ``kept`` tokens of
+    each session and ``counts`` of the given ones. ``hashes`` of the kept tokens; None where nothing compares them.
+    """
+    given = [(b"", 0)] * len(sessions) if hashes is None else hashes
+    return ExtendBatch(
+        np.array([session.open.session for session in sessions], dtype=U8),
+        np.array([session.generation for session in sessions], dtype=U8),
+        kept.astype(U4),
+        b"".join([chain for chain, _ in given]),
+        np.array([rest for _, rest in given], dtype=U8),
+        counts,
+        token_ids,
+        lengths.astype(U4),
+        channel=channel,
+    )
 
 
 def joined(batched: Sequence[CommandBatch]) -> CommandBatch | None:
