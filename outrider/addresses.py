@@ -62,6 +62,16 @@ def host_problem(host: str) -> str:
     return ""
 
 
+def is_loopback(host: str) -> bool:
+    """True if what goes to or comes from a host never leaves this machine."""
+    if host.startswith("unix:") or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(bare_host(host)).is_loopback
+    except ValueError:
+        return False
+
+
 def split_address(address: str) -> tuple[str, str]:
     """Host, without brackets, and port of "host:port"; the port is empty without one."""
     host, _, port = address.rpartition(":")

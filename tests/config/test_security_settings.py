@@ -42,6 +42,7 @@ def test_what_lacks_its_other_half_names_it(flags: list[str], told: str) -> None
         (["--link-tls-ca-file", "a", "--link-tls-key-file", "k"], "--link-tls-cert-file: is needed together with"),
         (["--tls-cert-file", "c"], "--tls-key-file: is needed together with --tls-cert-file"),
         (["--max-connection-age-s", "0"], "--max-connection-age-s: should be greater than 0"),
+        (["--channels-between-hosts", "--no-direct-proposals"], "--channels-between-hosts: needs --direct-proposals"),
     ],
 )
 def test_the_coordinators_too(flags: list[str], told: str) -> None:

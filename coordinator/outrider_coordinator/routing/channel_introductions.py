@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from outrider.addresses import is_loopback, split_address
 from outrider.config.fields import DraftAhead
 from outrider.ports import ChannelState, CloseChannel, OfferChannel, RequestChannel
 from outrider.types import ModelDescription, PeerAddress
@@ -93,8 +94,16 @@ class ChannelIntroductions(Introductions[bool]):
     def _may_meet(self, target: ModelDescription, draft: ModelDescription) -> bool:
         if not (self._is_enabled and target.channel_host and draft.channel_host):
             return False
-        is_remote = self._between_hosts and target.peer_address is not None
-        return is_remote or target.channel_host == draft.channel_host
+        if target.channel_host == draft.channel_host:
+            return True
+        address = target.peer_address if self._between_hosts else None
+        if address is not None and is_loopback(split_address(address.address)[0]):
+            _log.warning(
+                "a draft of another host is told to reach its target at %s, which is that draft's own host:"
+                " target_address should be one that drafts reach too",
+                address.address,
+            )
+        return address is not None
 
     def _request(self, connection: int) -> RequestChannel:
         wants_verdicts = self._draft_ahead is not DraftAhead.IN_TURN

@@ -224,7 +224,9 @@ class CoordinatorSettings(Section):
     log_interval_s: Seconds = LOG_INTERVAL_S
 
     @model_validator(mode="after")
-    def _secure(self) -> Self:
+    def _consistent(self) -> Self:
+        if self.channels_between_hosts and not self.direct_proposals:
+            raise ValueError("channels_between_hosts: needs direct_proposals, which is off")
         check_tls(self)
         for key in ("link_tls_cert_file", "link_tls_key_file", "link_tls_server_name"):
             if getattr(self, key) is not None and self.link_tls_ca_file is None:

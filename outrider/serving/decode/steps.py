@@ -182,8 +182,8 @@ class DecodeBatches:
                 elif asked > length:
                     self._wanted[session.key] = asked
                 self._sessions.commit(session, base)
-                waiting, row = self._waiting[session.key]
-                waiting.claim(row, generation, base)
+                if (found := self._waiting.get(session.key)) is not None:  # none after single items
+                    found[0].claim(found[1], generation, base)
             self._scheduler.note_claimed(own.keys, arrived_ns)
             self._outputs.put_claimed(begun, batched, rows, places, arrived_ns)
         return is_taken

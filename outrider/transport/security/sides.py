@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from outrider.addresses import bare_host, split_address
+from outrider.addresses import is_loopback, split_address
 from outrider.errors import ConfigError
 from outrider.tls import Tls
 from outrider.transport.security.files import Stamp
@@ -31,7 +30,7 @@ class ServerSecurity:
             raise ConfigError(
                 "tls_cert_file", f"is of no use on {host}: a socket file is guarded by its permissions; leave it out"
             )
-        if self.tokens is not None and self.tls is None and not _stays_here(host):
+        if self.tokens is not None and self.tls is None and not is_loopback(host):
             _log.warning(
                 "tokens are required on %s without TLS and are readable on the network; set tls_cert_file,"
                 " or allow only a proxy with TLS to reach this port",
@@ -65,7 +64,7 @@ class ClientSecurity:
     def check(self, address: str) -> None:
         """Raise ``ConfigError`` for a token that would be readable on the network to ``address``."""
         host = address if address.startswith(_UNIX) else split_address(address)[0]
-        if self.token is None or self.tls_for(address) is not None or self.allow_plaintext_token or _stays_here(host):
+        if self.token is None or self.tls_for(address) is not None or self.allow_plaintext_token or is_loopback(host):
             return
         raise ConfigError(
             self.token_setting,
@@ -84,13 +83,3 @@ class ClientSecurity:
 
 OPEN_SERVER = ServerSecurity()
 OPEN_CLIENT = ClientSecurity()
-
-
-def _stays_here(host: str) -> bool:
-    """True if what goes to or comes from a host never leaves this machine."""
-    if host.startswith(_UNIX) or host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(bare_host(host)).is_loopback
-    except ValueError:
-        return False

@@ -112,6 +112,20 @@ def test_between_hosts_an_offer_names_the_targets_address() -> None:
     assert not older.sent
 
 
+@pytest.mark.parametrize(("address", "is_told"), [("127.0.0.1:50051", True), ("10.0.0.1:50051", False)])
+def test_an_address_that_only_this_host_reaches_is_told(
+    address: str, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    channels: Any = ChannelIntroductions(is_enabled=True, between_hosts=True)
+    target = attached("here")
+    target.description = replace(target.description, peer_address=PeerAddress(address))
+    channels.target_attached(target)
+    channels.draft_attached(attached("here", role="draft"))
+    assert not caplog.messages
+    channels.draft_attached(attached("there", role="draft"))
+    assert [address in told and "target_address" in told for told in caplog.messages] == [True] * is_told
+
+
 def test_an_offer_goes_on_to_the_draft_as_it_is(pair: Pair) -> None:
     pair.channels.on_event(pair.target, OfferChannel(1, OFFER))
     assert pair.draft.sent == [OfferChannel(1, OFFER)]

@@ -155,6 +155,20 @@ def test_other_lengths_get_as_much_as_was_begun() -> None:
     assert drafting.driver.core.num_pages_free == NUM_PAGES
 
 
+def test_a_link_that_has_sent_no_arrays_may_claim_with_its_first() -> None:
+    drafting = Drafting(1)
+    drafting.driver = new_draft()
+    drafting.driver.run(opening(0))
+    drafting.proposals = drafting.driver.run(extend_item(0, drafting.generation, drafting.texts[0], K))
+    for step in (1, 2):
+        drafting.go_on()
+        drafting.texts[0] += [*drafting.proposals[0].token_ids, *bonus_tokens(drafting)]
+        check_same(drafting.ask([len(drafting.texts[0]) - 2]), drafting.texts)
+        assert drafting.counts() == (step, 0)
+    drafting.driver.run(Release(0, drafting.generation + 2))
+    assert drafting.driver.core.num_pages_free == NUM_PAGES
+
+
 def test_what_is_asked_for_comes_before_a_guess() -> None:
     drafting = Drafting(1)
     drafting.go_on()
