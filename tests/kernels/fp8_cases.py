@@ -121,22 +121,26 @@ def test_products(rows: int, out: int, size: int, scale_rows: int | None, name: 
     check(found.float().sum(0) if found.dim() == 3 else found, expected - bias.float())
 
 
-@pytest.mark.parametrize("scale_rows", [None, 128])
-def test_a_row_is_the_same_with_any_others(scale_rows: int | None) -> None:
+SHARED = [(None, 64, 2048), (128, 64, 2048)]
+if not INTERPRETED:  # one part of K and several, also of weights whose few rows take taller tiles
+    SHARED = [(None, 512, 4096), (128, 512, 4096), (None, 10_240, 5120), (None, 5120, 8192)]
+
+
+@pytest.mark.parametrize(("scale_rows", "out", "size"), SHARED)
+def test_a_row_is_the_same_with_any_others(scale_rows: int | None, out: int, size: int) -> None:
     """Bit for bit, in parts of K by programs of their own or by one."""
-    size, out = (2048, 64) if INTERPRETED else (4096, 512)
-    matrix = matrix_of(out, size, scale_rows)
-    assert num_splits(out, size, 132) > 1
-    rounding = Rounding(size if scale_rows is None else 128)
+    assert num_splits(*SHARED[0][1:], 132) > 1
+    matrix, rounding = matrix_of(out, size, scale_rows), Rounding(size if scale_rows is None else 128)
     weight = Fp8Weight(matrix, rounding, DTYPE, batch_invariant=True)
-    x = random(40 if INTERPRETED else 600, size).to(DTYPE)
-    alone = weight(x[:1], None)
-    for count in (2, 17, 40) if INTERPRETED else (2, 17, 40, 100, 256, 300, 600):
-        assert torch.equal(weight(x[:count], None)[:1], alone), count
+    counts = (1, 2, 17, 40) if INTERPRETED else (*range(1, 301), 512, 1000, 4096)
+    x = random(counts[-1], size).to(DTYPE)
+    whole = weight(x, None)
+    for count in counts:
+        assert torch.equal(weight(x[:count], None), whole[:count]), count
     tiling = Tiling(128, 128, 8, 3)
     together = fp8_product(rounded(x, rounding), matrix, None, splits=weight.splits, tiling=tiling, dtype=DTYPE)
-    assert torch.equal(together[:1], alone)
-    assert not torch.equal(together[1:2], alone)
+    assert torch.equal(together, whole)
+    assert not torch.equal(whole[1], whole[0])
 
 
 def test_tiles_of_another_height_give_the_same_bits() -> None:

@@ -45,12 +45,14 @@ from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.sampling.logprobs import drawable_logprobs
 from tests.kernels.triton_cases import DEVICE, NARROW, check, on_cpu, ragged_batch, random
+from tests.model_executor.invariant_shapes import Comparison, Sizes
 from tests.support.tiny_models import cached_tiny_model
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NAN = float("nan")
 ROWS = (1, 2, 5, 17, 40, 260) if INTERPRETED else (*range(1, 301), 504, 512, 1000, 4096)
 MOST_ROWS = max(ROWS)
+_MOST_SEQUENCES = 512
 _LONGEST_NORM = 8192
 SHARPEST = torch.float32 if INTERPRETED else torch.float16
 """Type whose rounding hides least."""
@@ -334,6 +336,21 @@ def test_attention_has_the_same_bits_in_any_batch_and_chunk(
             assert torch.equal(found, expected), (spans, tiling)
 
 
+@pytest.mark.parametrize("head_dim", [16] if INTERPRETED else [64, 80, 128])
+def test_attention_has_the_same_bits_with_every_number_of_rows(head_dim: int) -> None:
+    """Rows of several lengths, and the last queries of a text."""
+    counts, tiling = (ROWS[:-2], TILINGS[0]) if INTERPRETED else (ROWS, None)
+    text = Text(max(LENGTH, *counts), head_dim=head_dim)
+    whole = text.attend([(text.length, text.length)], None, 0, tiling)
+    for count in counts:
+        queries = 1 if count <= _MOST_SEQUENCES else 8
+        rows = [(queries + 37 * row % 130, queries) for row in range(count // queries)]
+        rows[len(rows) // 3] = (text.length, queries)
+        for spans in (rows, [(text.length, count)]):
+            expected = torch.cat([whole[context - asked : context] for context, asked in spans])
+            assert torch.equal(text.attend(spans, None, 0, tiling), expected), (count, len(spans))
+
+
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_blocks_of_keys_do_not_follow_the_batch(head_dim: int) -> None:
     batches = itertools.product((1, 20, 300), (1, 5, 17, 4000), (1, 4, 8))
@@ -420,3 +437,13 @@ def test_logits_of_a_model_have_the_same_bits_in_any_batch_and_chunk(
     for beside in (3,) if INTERPRETED else (0, 1, 2, 7, 30, 100, 250):
         for cuts in ([length], [9, 10, length], list(range(1, length + 1)))[: 2 if INTERPRETED else 3]:
             assert torch.equal(logits_of(runner, text, cuts, beside), whole), (beside, cuts)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="takes long")
+@pytest.mark.parametrize("model", [("llama", "none"), ("llama", "fp8"), ("qwen3_moe", "none"), ("gpt_oss", "none")])
+def test_logits_of_a_model_have_the_same_bits_with_every_number_of_tokens(
+    model: tuple[str, Literal["none", "fp8"]],
+) -> None:
+    counts = [count for count in ROWS if count <= _MOST_SEQUENCES]
+    sizes = Sizes(length=24, counts=counts, most_rows=_MOST_SEQUENCES, companies=())
+    assert not list(Comparison(invariant_runner(*model), sizes).differing())
