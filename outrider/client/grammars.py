@@ -9,17 +9,18 @@ from typing import Any
 from outrider.errors import InvalidRequestError
 from outrider.types import Grammar, GrammarKind
 
-_KINDS = {
+KINDS = {
     "json_schema": GrammarKind.JSON_SCHEMA,
     "regex": GrammarKind.REGEX,
     "choice": GrammarKind.CHOICE,
     "grammar": GrammarKind.LARK,
 }
+"""Kinds of grammars by the names of their options."""
 
 
 def build_grammar(given: Mapping[str, Any]) -> Grammar | None:
     """The grammar of a request's options; ``InvalidRequestError`` for several, or for one of a wrong type."""
-    named = [name for name in _KINDS if name in given]
+    named = [name for name in KINDS if name in given]
     if len(named) > 1:
         raise InvalidRequestError(named[1], f"cannot be set together with {named[0]}")
     after = given.get("grammar_after", "")
@@ -27,10 +28,10 @@ def build_grammar(given: Mapping[str, Any]) -> Grammar | None:
         raise InvalidRequestError("grammar_after", f"must be a text, not {type(after).__name__}")
     if not named:
         if after:
-            raise InvalidRequestError("grammar_after", f"needs one of {', '.join(_KINDS)}")
+            raise InvalidRequestError("grammar_after", f"needs one of {', '.join(KINDS)}")
         return None
     (name,) = named
-    return Grammar(_KINDS[name], _text(name, given[name]), after)
+    return Grammar(KINDS[name], _text(name, given[name]), after)
 
 
 def _text(name: str, value: Any) -> str:  # noqa: ANN401 - what a caller gave

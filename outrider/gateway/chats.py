@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from outrider.client.grammars import KINDS
 from outrider.gateway.generations import GenerationChoice
 from outrider.gateway.options import Caller, Wanted, make_choices
 from outrider.gateway.prompts import PreparedPrompt, check_length
@@ -57,12 +58,16 @@ def plan_chat(
 
 def _output_grammar(model: ServedModel, asked: ChatCompletionRequest, form: MessageForm) -> GrammarField | None:
     """Grammar of an output in which the model may reason, and call tools: calls of those that are ``strict``, and an
-    output without calls by its schema. Other grammars leave neither calls nor reasoning.
+    output without calls by its own grammar.
     """
     grammar, tokenizer = asked.grammar, model.text.tokenizer
-    if tokenizer is None or (grammar is not None and not isinstance(grammar.value, Mapping)):
+    if tokenizer is None:
         return grammar
-    answer = None if grammar is None else Answer(grammar.value, grammar.field)
+    if asked.enforced_call is not None:
+        call = form.format.enforced_grammar(form.tools, asked.enforced_call)
+        if call is not None:
+            return GrammarField("tools", "grammar", call)
+    answer = None if grammar is None else Answer(grammar.value, grammar.field, KINDS[grammar.option])
     may_call = asked.parses_tools and asked.enforced_call is None
     found = form.format.output_grammar(
         form.tools if may_call else (), tokenizer.added_token_id, answer, form.prompt_end
@@ -79,10 +84,6 @@ def _message_form(
     template = model.text.chat.template_of(asked.chat)
     tool_call_parser = parsers.tool_call_parser if asked.parses_tools else NO_PARSER
     output_format = choose_format(template, tool_call_parser, parsers.reasoning_parser)
-    if asked.grammar is not None and not output_format.reasoning_end(prompt.end):
-        is_call = asked.enforced_call is not None and output_format.has_channels
-        if is_call or not isinstance(asked.grammar.value, Mapping):
-            output_format = replace(output_format, reasoning_parser=None)  # there is none before what has to match
     return MessageForm(
         output_format,
         tuple(asked.tools or ()),

@@ -6,6 +6,7 @@ compiles it for a tokenizer, and a ``Matcher`` tells which tokens may come next.
 """
 
 from outrider.structured_output.compiler import GrammarCompiler
+from outrider.structured_output.embedding import embedded_grammar
 from outrider.structured_output.matcher import Matcher, Outcome
 from outrider.structured_output.position_masks import MaskThreads, PositionMasks, joined_words, made_within
 from outrider.structured_output.schemas import embedded_schema, with_path
@@ -16,6 +17,7 @@ __all__ = [
     "Matcher",
     "Outcome",
     "PositionMasks",
+    "embedded_grammar",
     "embedded_schema",
     "joined_words",
     "made_within",

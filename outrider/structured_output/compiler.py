@@ -20,9 +20,9 @@ from weakref import WeakSet
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
 
 from outrider.errors import InvalidRequestError
+from outrider.structured_output.embedding import to_lark
 from outrider.structured_output.free_text import FreeText
 from outrider.structured_output.matcher import Matcher, engine_problem
 from outrider.structured_output.schemas import (
@@ -204,10 +204,7 @@ def _translate(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": BLANKS})
         if grammar.kind is GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.text)
-        if grammar.kind is GrammarKind.CHOICE:
-            choices = " | ".join(json.dumps(text) for text in json.loads(grammar.text))
-            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
-        return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
+        return LLMatcher.grammar_from_lark(to_lark(grammar.kind, grammar.text))
     except Exception as error:  # of any type, by what is wrong
         raise InvalidRequestError(grammar.field, " ".join(str(error).split())[:_MESSAGE_CHARACTERS]) from error
 

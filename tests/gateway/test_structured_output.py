@@ -12,10 +12,11 @@ from openai import BadRequestError, OpenAI
 from outrider.errors import InvalidRequestError
 from outrider.gateway.protocol.tool_grammars import arguments_schema, calls_schema
 from outrider.structured_output import Outcome
+from outrider.tokenization import ModelText
 from outrider.tokenization.output_parsing import Answer, OutputFormat
 from outrider.types import Grammar, GrammarKind
 from tests.client.conftest import Service
-from tests.gateway.conftest import Gateway
+from tests.gateway.conftest import FILES, Gateway
 from tests.structured_output.vocabularies import EOS, ids, matcher
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -83,6 +84,51 @@ def test_what_is_malformed_is_refused_by_its_field(client: OpenAI, fields: Any, 
     with pytest.raises(BadRequestError) as caught:
         client.chat.completions.create(model="scripted", messages=MESSAGES, extra_body=fields)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "right", "wrong"),
+    (
+        ({"guided_json": json.dumps(SCHEMA)}, '{"a": 1}', '{"a": "b"}'),
+        ({"guided_json": SCHEMA}, '{"a": 1}', '{"a": "b"}'),
+        ({"guided_regex": "[0-9]+"}, "12", "a"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes", "maybe"),
+        ({"guided_grammar": "start: /a+/"}, "aa", "b"),
+    ),
+)
+def test_every_kind_of_grammar_holds_after_reasoning(
+    service: Service, client: OpenAI, fields: Any, right: str, wrong: str
+) -> None:
+    template = "{{ messages[0].content }}{{ '</think>' if false }}"
+    files = {**FILES, "chat_template.jinja": template.encode()}
+    service.generator.tokenizer = ModelText.from_files(files, bos_token_id=0).files
+    service.generator.texts = ["<think>Hm", "</think>\n\n", right]
+    message = client.chat.completions.create(model="scripted", messages=MESSAGES, extra_body=fields).choices[0].message
+    assert (message.content, (message.model_extra or {})["reasoning"]) == (right, "Hm")
+    grammar = service.generator.requests[0].sampling.grammar
+    assert grammar is not None and grammar.kind is GrammarKind.LARK
+    for begin in ("", "<think>Hm</think>\n\n"):
+        for output, outcome in ((right, Outcome.ENDED), (wrong, Outcome.REFUSED)):
+            assert matcher("lark", grammar.text).follow([*ids(begin + output), EOS]) is outcome, begin
+
+
+@pytest.mark.parametrize("choice", ("required", {"type": "function", "function": {"name": "add"}}))
+def test_calls_are_enforced_on_channels_after_the_analysis(service: Service, client: OpenAI, choice: Any) -> None:
+    template = (
+        "{{ '<|start|>user<|message|>' + messages[0].content + '<|start|>assistant' }}{{ '<|channel|>' if false }}"
+    )
+    files = {**FILES, "chat_template.jinja": template.encode()}
+    service.generator.tokenizer = ModelText.from_files(files, bos_token_id=0).files
+    service.generator.texts = ["<|channel|>analysis<|message|>Hm", ".<|end|><|start|>assistant<|channel|>comment"]
+    service.generator.texts += ["ary to=functions.add <|constrain|>json<|message|>", '{"a": 1}']
+    asked: Any = {"model": "scripted", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
+    made = client.chat.completions.create(**asked).choices[0]
+    calls: Any = made.message.tool_calls
+    assert [(call.function.name, call.function.arguments) for call in calls] == [("add", '{"a": 1}')]
+    assert (made.message.model_extra or {})["reasoning"] == "Hm." and made.finish_reason == "tool_calls"
+    grammar = service.generator.requests[0].sampling.grammar
+    assert grammar is not None and "to=functions." in grammar.text
+    assert ("now" in grammar.text) == (choice == "required")
 
 
 def test_errors_of_the_coordinator_name_the_field_of_the_request(service: Service, client: OpenAI) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,15 @@ from outrider.tokenization.output_parsing.llama3_json import Llama3JsonParser
 from outrider.tokenization.output_parsing.mistral import MistralParser
 from outrider.tokenization.output_parsing.pythonic import PythonicParser
 from outrider.tokenization.output_parsing.qwen3_coder import Qwen3CoderParser
-from outrider.tokenization.output_parsing.reasoned_answers import channel_grammar, thinking_grammar
+from outrider.tokenization.output_parsing.reasoned_answers import answer_grammar, channel_grammar, thinking_grammar
 from outrider.tokenization.output_parsing.reasoning import THINK_CLOSE, THINK_OPEN, ContentParser, ThinkParser
 from outrider.tokenization.output_parsing.schema_types import parameters_of
-from outrider.tokenization.output_parsing.strict_calls import HEAD, Answer, TokenId, strict_calls_grammar
+from outrider.tokenization.output_parsing.strict_calls import (
+    Answer,
+    TokenId,
+    enforced_channel_call,
+    strict_calls_grammar,
+)
 from outrider.tokenization.output_parsing.trimming import TrimmingParser
 
 NO_PARSER = "none"
@@ -83,10 +88,18 @@ class OutputFormat:
 
     def enforced_parser(self, name: str, prompt_end: str) -> OutputParser:
         """A parser for an output whose grammar enforces a call of the tool ``name``, or a list of calls without one."""
+        if self.has_channels:
+            return TrimmingParser(HarmonyParser())
         found: OutputParser = NamedCallParser(name) if name else CallListParser()
         if (ends := bool(self.reasoning_end(prompt_end))) or self.may_reason(prompt_end):
             found = ThinkParser(found, prompt_end, is_assumed=ends)
         return TrimmingParser(found)
+
+    def enforced_grammar(self, tools: Sequence[Mapping[str, Any]], name: str) -> str | None:
+        """A grammar in the model's own form that enforces a call of the tool ``name``, or of any without one; None if
+        calls are enforced in a form of ours.
+        """
+        return enforced_channel_call(tools, name) if self.has_channels else None
 
     def output_grammar(
         self, tools: object, token_id: TokenId, answer: Answer | None = None, prompt_end: str = ""
@@ -101,7 +114,7 @@ class OutputFormat:
             return found
         has_channels = self.reasoning_parser == _HARMONY
         if found is None and answer is not None:
-            found = channel_grammar(answer.grammar) if has_channels else f"{HEAD}start: {answer.grammar}\n"
+            found = channel_grammar(answer) if has_channels else answer_grammar(answer)
         return found if found is None or has_channels else thinking_grammar(found, token_id)
 
     def _make_tool_parser(self, parameters: Mapping[str, Mapping[str, Any]]) -> OutputParser:

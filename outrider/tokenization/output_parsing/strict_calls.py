@@ -15,19 +15,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import InvalidRequestError
-from outrider.structured_output import embedded_schema
+from outrider.structured_output import embedded_grammar, embedded_schema
 from outrider.tokenization.output_parsing.pythonic import is_argument_name
 from outrider.tokenization.output_parsing.qwen3_coder import is_tag_name
 from outrider.tokenization.output_parsing.schema_types import branches_of, resolved, types_of
+from outrider.types import GrammarKind
 
 Json = Any
 TokenId = Callable[[str], int | None]
 """Id of an added token, by its text."""
 HEAD = "%llguidance {}\nTEXT: /(.|\\n)*/\n"
+ANSWER = "answer"
+"""Name of the rule of an ``Answer``."""
 _ANY_OBJECT: dict[str, Json] = {"type": "object"}
 _DEFINITIONS = ("$defs", "definitions")
 _LINE = "\n"
-_BLANKS = r"[ \t\r\n]*"
+_BLANKS = r"[ \t\r\n]{0,32}"
+"""Blanks around calls, bounded as those in JSON are."""
 _VALUE_END = "\n</parameter>\n"
 _NOT_OF_CALLS = (
     *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "enum", "const", "patternProperties"),
@@ -41,8 +45,8 @@ _OF_TEXTS = ("type", "title", "description", "default", "examples", "anyOf", "on
 def strict_calls_grammar(
     parser: str | None, tools: Sequence[Mapping[str, Json]], token_id: TokenId, answer: Answer | None = None
 ) -> str | None:
-    """The grammar for tools of which at least one is ``strict``, or beside an ``answer`` that matches a schema; None if
-    there is neither, if no form is known, or if calls begin as an answer does.
+    """The grammar for tools of which at least one is ``strict``, or beside an ``answer`` with a grammar; None if there
+    is neither, if no form is known, or if calls begin as an answer does.
 
     ``InvalidRequestError`` names a schema that is malformed.
     """
@@ -56,21 +60,34 @@ def strict_calls_grammar(
     ):
         return None
     made = [_Tool(index, function) for index, function in enumerate(functions)]
-    return HEAD + form(made, token_id, "" if answer is None else answer.grammar)
+    return HEAD + form(made, token_id, "" if answer is None else ANSWER) + ("" if answer is None else answer.rule)
+
+
+def enforced_channel_call(tools: Sequence[Mapping[str, Json]], name: str) -> str:
+    """Grammar of an output on channels that ends with a call whose arguments match the tool's schema: of the tool
+    ``name``, or of any if it is empty.
+    """
+    made = [_Tool(index, {**tool["function"], "strict": True}) for index, tool in enumerate(tools)]
+    return f"{HEAD}{_channel_calls([tool for tool in made if name in ('', tool.name)], 'call', ())}"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Schema that an output without calls matches."""
+    """Grammar that an output without calls matches."""
 
-    schema: Json
+    value: Json
+    """A JSON schema, a list of choices or a text, by the kind."""
     field: str
     """Field of the request."""
+    kind: GrammarKind = GrammarKind.JSON_SCHEMA
 
     @property
-    def grammar(self) -> str:
-        """The schema as a part of a grammar."""
-        return _embedded(self.schema, self.field, "")
+    def rule(self) -> str:
+        """The rule ``ANSWER`` of a grammar, its last one: the text in it may be anything."""
+        try:
+            return f"{ANSWER}: {embedded_grammar(self.kind, self.value)}\n"
+        except ValueError as error:
+            raise InvalidRequestError(self.field, str(error)) from error
 
 
 class _Tool:
@@ -218,11 +235,17 @@ def _mistral(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
 
 
 def _harmony(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
+    if answer:
+        return _channel_calls(tools, f'<|channel|> "final" <|message|> {answer} | call', ())
+    return _channel_calls(tools, "message | call", ("final",))
+
+
+def _channel_calls(tools: Sequence[_Tool], last: str, others: Sequence[str]) -> str:
+    """Messages on channels, of which ``last`` is the last; ``others``: further channels of messages."""
     bodies = [f"{_text(tool.name)} between {tool.arguments()}" for tool in tools]
     named = [f"{_text(tool.name)} header {tool.arguments()}" for tool in tools]
-    final = f'<|channel|> "final" <|message|> {answer}' if answer else "message"
-    names = '"analysis" | "commentary"' if answer else '"analysis" | "final" | "commentary"'
-    return f"""start: (message <|end|> <|start|> "assistant")* ({final} | call)
+    names = _any_of([_text(name) for name in ("analysis", *others, "commentary")])
+    return f"""start: (message <|end|> <|start|> "assistant")* ({last})
 message: <|channel|> NAME <|message|> TEXT
 NAME: {names}
 call: <|channel|> "commentary to=functions." ({_any_of(bodies)}) | " to=functions." ({_any_of(named)})
@@ -234,7 +257,7 @@ between: (/[ ]?/ <|constrain|> "json")? <|message|>
 def _llama3_json(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
     tag = "" if (found := special("<|python_tag|>", token_id)) is None else f"{found}?"
     calls = _any_of([tool.object_call("parameters") for tool in tools])
-    return _whole_output(answer, r"\{", f"{tag} call (/[ \\n]*[;,][ \\n]*/ call)*", calls)
+    return _whole_output(answer, r"\{", f"{tag} call (/[ \\n]{{0,32}}[;,][ \\n]{{0,32}}/ call)*", calls)
 
 
 def _pythonic(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
@@ -256,7 +279,7 @@ def _outputs(answer: str, marker: str, token_id: TokenId, call: str) -> str:
     """Free text with calls in it, each after the marker; or the answer, or calls alone."""
     if answer:
         begin = marker_of(marker, token_id)
-        return f"start: {answer} | (/{_BLANKS}/ {begin} call)+ /{_BLANKS}/\ncall: {call}\n"
+        return f"start: {answer} | {begin} call (/{_BLANKS}/ {begin} call)* /{_BLANKS}/\ncall: {call}\n"
     return f"start: (trigger call)* tail\ntail: TEXT\n{text_until('trigger', marker, token_id)}call: {call}\n"
 
 

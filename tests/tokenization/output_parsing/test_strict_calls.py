@@ -378,6 +378,91 @@ def test_an_answer_may_come_after_reasoning_that_the_model_begins(
             assert following.follow([*ids(begin + answer), EOS]) is outcome, (begin, answer)
 
 
+OF_KINDS = (
+    (Answer('{"type": "integer"}', "any"), "12", "1.2"),
+    (Answer(r"\d{2}/[a-z]\s\"?", "any", GrammarKind.REGEX), "12/a ", "12a "),
+    (Answer(" b|\\nb", "any", GrammarKind.REGEX), " b", "b"),
+    (Answer(["yes\n}", 'n"o'], "any", GrammarKind.CHOICE), "yes\n}", "no"),
+    (Answer('start: rest "}"\nrest: TEXT\nTEXT: /[a-c{]+/ // }', "any", GrammarKind.LARK), "a{b}", "x}"),
+    (Answer('root ::= "a" b\nb ::= [0-9]+', "any", GrammarKind.LARK), "a12", "a"),
+)
+WEATHER_CALLS = {
+    "qwen3": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>',
+    "openai": HEAD + '{"city": "Bern"}',
+}
+
+
+@pytest.mark.parametrize(("answer", "right", "wrong"), OF_KINDS, ids=lambda case: getattr(case, "kind", None))
+@pytest.mark.parametrize("tools", ((), TOOLS[:1]), ids=("alone", "beside tools"))
+@pytest.mark.parametrize(
+    ("parser", "calls", "begins"),
+    (
+        ("qwen3", "hermes", ("", "<think>\nIs it {2}?</think>\n\n", "<think></think>")),
+        ("openai", "openai", ("<|channel|>final<|message|>", CHANNELS)),
+    ),
+)
+def test_an_answer_of_any_kind_may_come_after_reasoning(
+    parser: str, calls: str, begins: tuple[str, ...], tools: Any, answer: Answer, right: str, wrong: str
+) -> None:
+    text = OutputFormat(calls, parser).output_grammar(list(tools), special_token_id, answer, "assistant\n")
+    for begin in begins:
+        for output, is_right in ((right, True), (wrong, False), (WEATHER_CALLS[parser], bool(tools))):
+            following = COMPILER.compile(Grammar(GrammarKind.LARK, text or ""), (EOS,))
+            head = begin.removesuffix("<|channel|>final<|message|>") if output.startswith("<|channel|>") else begin
+            found = following.follow([*ids(head + output), EOS])
+            assert (found is Outcome.ENDED) == is_right, (begin, output)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "problem"),
+    (
+        (GrammarKind.REGEX, "(", "regex"),
+        (GrammarKind.REGEX, "", "must not be empty"),
+        (GrammarKind.CHOICE, [], "must not be empty"),
+        (GrammarKind.LARK, "stat: x", "at line 1"),
+        (GrammarKind.JSON_SCHEMA, "{", "is no JSON"),
+    ),
+)
+def test_what_is_wrong_with_an_answer_of_any_kind_is_said(kind: GrammarKind, value: Any, problem: str) -> None:
+    with pytest.raises(InvalidRequestError, match=problem):
+        text = OutputFormat(None, "qwen3").output_grammar([], special_token_id, Answer(value, "any", kind), "")
+        COMPILER.compile(Grammar(GrammarKind.LARK, text or ""), (EOS,))
+
+
+@pytest.mark.parametrize(
+    ("form", "head", "tail"),
+    (
+        (OutputFormat("hermes", "qwen3"), "<think></think>", '{"a": 2}'),
+        (OutputFormat("hermes"), WEATHER_CALLS["qwen3"], WEATHER_CALLS["qwen3"]),
+        (OutputFormat("pythonic"), "", '[get_weather(city="Bern")]'),
+    ),
+)
+def test_blanks_around_calls_and_after_reasoning_end(form: OutputFormat, head: str, tail: str) -> None:
+    text = form.output_grammar(TOOLS[:1], special_token_id, ANSWER, "assistant\n")
+    for blanks, is_taken in (("\n\n", True), ("\n" * 100, False)):
+        following = COMPILER.compile(Grammar(GrammarKind.LARK, text or ""), (EOS,))
+        assert (following.follow([*ids(head + blanks + tail), EOS]) is Outcome.ENDED) == is_taken
+
+
+def test_a_call_is_enforced_on_channels_after_analysis() -> None:
+    tools = [tool("get_weather", WEATHER, strict=False), tool("now", {"type": "object", "maxProperties": 0})]
+    weather, now = HEAD + '{"city": "Bern"}', HEAD.replace("get_weather", "now") + "{}"
+    for name, outputs in (
+        ("", {weather: True, now: True, ANALYSIS + weather: True}),
+        ("now", {weather: False, now: True, ANALYSIS + now: True}),
+    ):
+        text = OutputFormat("openai", "openai").enforced_grammar(tools, name)
+        for output, is_taken in {
+            **outputs,
+            HEAD + '{"city": "Nowhere"}': False,
+            "<|channel|>final<|message|>No.": False,
+            "<|channel|>analysis<|message|>No.": False,
+        }.items():
+            following = COMPILER.compile(Grammar(GrammarKind.LARK, text or ""), (EOS,))
+            assert (following.follow([*ids(output), EOS]) is Outcome.ENDED) == is_taken, (name, output)
+    assert OutputFormat("hermes", "qwen3").enforced_grammar(tools, "") is None
+
+
 def test_reasoning_that_the_prompt_has_ended_does_not_come_again() -> None:
     form = OutputFormat(None, "qwen3")
     assert form.output_grammar([], special_token_id, ANSWER, "<think>\n\n</think>\n\n") is None
