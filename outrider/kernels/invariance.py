@@ -2,8 +2,8 @@
 
 The rule: for a layer's shape the order of every sum is fixed. It does not depend on the number of rows, a row's place
 among them, or the chunks in which a text was computed. ``linear`` and ``paged_attention`` have kernels of their own for
-it. Norms, rotary embedding, activation, embedding and sampling compute row by row in any mode. Sums of two ranks have
-one order by themselves.
+it. Norms, rotary embedding, activation, embedding and sampling compute row by row in any mode. Ranks are added up in
+their order.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from outrider.kernels.launching import has_kernels
 
 _CAPABILITY = (9, 0)
 """The matrix unit on which the bits of all tiles were compared."""
-_MOST_RANKS = 2
 
 
-def obstacle(device: torch.device, dtype: torch.dtype, *, num_ranks: int = 1) -> str | None:
+def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
     """Reason why outputs depend on the batch here, as the end of a sentence; None: they need not."""
-    if num_ranks > _MOST_RANKS:
-        return f"sums of {num_ranks} ranks have no fixed order yet; at most {_MOST_RANKS} may share the model"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) != _CAPABILITY:
         return "its kernels were compared bit by bit on GPUs of compute capability 9.0 (H100, H200) alone"
     if not has_kernels(device):

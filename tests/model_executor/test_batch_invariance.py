@@ -37,21 +37,15 @@ def capability(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_hopper_in_16_bits_keeps_the_order_of_sums(capability: list[int]) -> None:
     assert obstacle(GPU, torch.bfloat16) is None
-    assert obstacle(GPU, torch.float16, num_ranks=2) is None
+    assert obstacle(GPU, torch.float16) is None
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "num_ranks", "named"),
-    [
-        (GPU, torch.float32, 1, "not float32"),
-        (GPU, torch.bfloat16, 4, "4 ranks"),
-        (torch.device("cpu"), torch.float32, 1, "needs a GPU"),
-    ],
+    ("device", "dtype", "named"),
+    [(GPU, torch.float32, "not float32"), (torch.device("cpu"), torch.float32, "needs a GPU")],
 )
-def test_obstacles_are_named(
-    device: torch.device, dtype: torch.dtype, num_ranks: int, named: str, capability: list[int]
-) -> None:
-    assert named in str(obstacle(device, dtype, num_ranks=num_ranks))
+def test_obstacles_are_named(device: torch.device, dtype: torch.dtype, named: str, capability: list[int]) -> None:
+    assert named in str(obstacle(device, dtype))
 
 
 def test_other_gpus_are_refused(capability: list[int]) -> None:
@@ -61,7 +55,7 @@ def test_other_gpus_are_refused(capability: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "num_ranks", "expected"),
-    [("auto", 1, True), ("auto", 2, False), ("on", 2, True), ("off", 1, False)],
+    [("auto", 1, True), ("auto", 2, False), ("on", 2, True), ("on", 4, True), ("off", 1, False)],
 )
 def test_auto_is_on_where_it_costs_little(
     setting: BatchInvariance, num_ranks: int, capability: list[int], *, expected: bool

@@ -38,6 +38,10 @@ class Communicator(Protocol):
         """The place of the one that calls."""
         ...
 
+    def in_rank_order(self) -> Communicator:
+        """Communicator of the same ranks whose sums have an order that does not follow the number of rows."""
+        ...
+
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's ``part``, the same bits on each; ``part`` may be written over."""
         ...
@@ -55,6 +59,10 @@ class SingleRank:
     """The only rank there is."""
 
     shard = Shard()
+
+    def in_rank_order(self) -> SingleRank:
+        """Itself: there is no sum."""
+        return self
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """The one part itself."""
@@ -75,7 +83,7 @@ SINGLE_RANK = SingleRank()
 def gather_by_sum(communicator: Communicator, part: torch.Tensor) -> torch.Tensor:
     """``all_gather`` as a sum of parts [N, C] between zeros: [N, size * C].
 
-    CUDA graphs of several ranks have no other collective than sums, and small ones are one-shot.
+    CUDA graphs of several ranks have no other collective than sums (``all_reduce``), and small ones are one-shot.
     """
     size = communicator.shard.size
     if size == 1:

@@ -21,6 +21,7 @@ from outrider.model_executor.distributed.symmetric_memory import MEASURED_BYTES,
 
 _log = logging.getLogger(__name__)
 
+_PAIR = 2
 _CALLS = 20
 _REPLAYS = 9
 
@@ -49,6 +50,10 @@ class CpuCommunicator:
         """Add the sum of every rank's ``part`` to ``hidden`` in place, and normalise that."""
         return norm.after_adding(hidden, self.all_reduce(part))
 
+    def in_rank_order(self) -> CpuCommunicator:
+        """Itself: products on CPUs depend on the number of rows anyway."""
+        return self
+
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
         """Every rank's ``part`` [N, C] beside each other."""
         parts = [torch.empty_like(part) for _ in range(self.shard.size)]
@@ -63,13 +68,22 @@ class CpuCommunicator:
 class GpuCommunicator:
     """Communicator between GPUs: asynchronous, on the current stream, and part of a CUDA graph being captured."""
 
-    def __init__(self, shard: Shard, symmetric: SymmetricMemory | None, one_shot_bytes: int) -> None:
+    def __init__(
+        self, shard: Shard, symmetric: SymmetricMemory | None, one_shot_bytes: int, *, is_ordered: bool = False
+    ) -> None:
         self.shard = shard
         self._symmetric = symmetric
         self._one_shot_bytes = one_shot_bytes
+        self._is_ordered = is_ordered
+
+    def in_rank_order(self) -> GpuCommunicator:
+        """Communicator whose sums have one order; that of two ranks has it, as a + b is b + a."""
+        return GpuCommunicator(self.shard, self._symmetric, self._one_shot_bytes, is_ordered=self.shard.size > _PAIR)
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's ``part``."""
+        if self._is_ordered:
+            return sum_in_rank_order(part, self.shard.size)
         if self._symmetric is not None and part.nbytes <= self._one_shot_bytes and self._symmetric.takes(part):
             return self._symmetric.all_reduce(part)
         dist.all_reduce(part)
@@ -86,6 +100,19 @@ class GpuCommunicator:
         parts = part.new_empty(self.shard.size, *part.shape)  # [size, N, C]
         dist.all_gather_into_tensor(parts, part.contiguous())
         return parts.transpose(0, 1).reshape(part.shape[0], -1)
+
+
+def sum_in_rank_order(part: torch.Tensor, size: int) -> torch.Tensor:
+    """Sum of every rank's ``part`` in float32 from rank 0 on, rounded once, as ``sum_norm`` adds up.
+
+    In rings and trees a number's place among all decides in which order its parts meet.
+    """
+    parts = part.new_empty(size * part.shape[0], *part.shape[1:])
+    dist.all_gather_into_tensor(parts, part.contiguous())
+    total = torch.zeros_like(part, dtype=torch.float32)
+    for own in parts.view(size, *part.shape):
+        total += own
+    return total.to(part.dtype)
 
 
 def open_gpu_communicator(

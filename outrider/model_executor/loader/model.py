@@ -174,6 +174,8 @@ def load_model(
         keeps_order = is_batch_invariant(
             batch_invariant, config, chosen_dtype, chosen_device, num_ranks=num_ranks, cached_dtype=cached_dtype
         )
+        if keeps_order:
+            communicator = communicator.in_rank_order()
         decoder = _load_decoder(
             folder, config, load_format, communicator, keeps_order=keeps_order, stored=stored, progress=progress,
             dtype=chosen_dtype, device=chosen_device, cached_dtype=cached_dtype,
@@ -327,7 +329,7 @@ def is_batch_invariant(
 
     ``cached_dtype`` is that of the KV cache; None: the model's.
     """
-    reason = obstacle(device, dtype, num_ranks=num_ranks)
+    reason = obstacle(device, dtype)
     if config.quantization is not None and not config.quantization.keeps_order:
         reason = f"products with weights that are {config.quantization} do not keep one order of sums"
     if config.is_fallback:
