@@ -7,8 +7,8 @@ and coupled output promise the same tokens in every arm; near ties break the pro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 
 from outrider.client import AsyncClient
 from outrider.generation import GenerationResult
@@ -57,6 +57,8 @@ class Difference:
     """Tokens before the first difference of each stream."""
     num_other_logprobs: int = 0
     """Streams with the same tokens and other bits in a logprob."""
+    num_preempted: int | None = None
+    """Sessions that the target preempted in the arm; None: they were not counted."""
 
     @property
     def per_10_000(self) -> float:
@@ -71,11 +73,22 @@ def arms_of(batch_sizes: Sequence[int], draft_lengths: Sequence[int]) -> tuple[A
 
 
 async def run_arms(
-    client: AsyncClient, workload: Workload, arms: Sequence[Arm], *, on_done: Callable[[], None] = lambda: None
+    client: AsyncClient,
+    workload: Workload,
+    arms: Sequence[Arm],
+    *,
+    on_done: Callable[[], None] = lambda: None,
+    count_preempted: Callable[[], Awaitable[int]] | None = None,
 ) -> list[Difference]:
     """The reference, then each arm against it; ``on_done`` counts requests."""
-    expected = await _run(client, workload, REFERENCE, on_done)
-    return [compare(arm, expected, await _run(client, workload, arm, on_done)) for arm in arms]
+    expected, differences = await _run(client, workload, REFERENCE, on_done), []
+    for arm in arms:
+        before = 0 if count_preempted is None else await count_preempted()
+        found = compare(arm, expected, await _run(client, workload, arm, on_done))
+        if count_preempted is not None:
+            found = replace(found, num_preempted=await count_preempted() - before)
+        differences.append(found)
+    return differences
 
 
 def compare(arm: Arm, expected: Sequence[GenerationResult], found: Sequence[GenerationResult]) -> Difference:

@@ -70,6 +70,17 @@ async def test_output_that_follows_the_batch_is_found() -> None:
     assert client.most == 3
 
 
+async def test_preempted_sessions_are_those_of_the_arm() -> None:
+    counts = iter((3, 3, 3, 10))
+
+    async def count() -> int:
+        return next(counts)
+
+    workload, arms = Workload(((1,), (2,)), max_tokens=2), [Arm(1, 4), Arm(2, 0)]
+    found = await run_arms(cast("AsyncClient", FollowsBatch()), workload, arms, count_preempted=count)
+    assert [arm.num_preempted for arm in found] == [0, 7]
+
+
 def test_a_batch_that_the_requests_do_not_fill_is_refused() -> None:
     with pytest.raises(typer.BadParameter, match="--batch-size 8 needs --num-prompts 8 or more"):
         _ = InvarianceFlags(batch_size=[1, 8], num_prompts=2).batch_sizes

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import urllib.request
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -14,11 +17,13 @@ from outrider.cli.bench.pairs import Where, find_pair, plan_pair
 from outrider.cli.facts import model_text
 from outrider.cli.flag_groups import with_flag_groups
 from outrider.cli.options import Verbose, output
+from outrider.cli.settings_flags import parse_set
 from outrider.cli.stack.running import run_with_client
 from outrider.client import AsyncClient
 from outrider.generation import ModelInfo
 
-_HEADS = ("arm", "streams", "differ", "per 10,000 tokens", "other logprobs")
+_HEADS = ("arm", "streams", "differ", "per 10,000 tokens", "other logprobs", "preempted")
+_PREEMPTED = re.compile(r"^outrider_sessions_preempted_total\{.*\} (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +63,13 @@ class InvarianceFlags:
         """Draft lengths of the arms."""
         return self.num_speculative_tokens or [0, 4]
 
-    async def run(self, client: AsyncClient, where: Where) -> tuple[ModelInfo, list[tuple[float, Any]]]:
-        """Description of the served models, and the outcome of each temperature and arm."""
+    async def run(
+        self, client: AsyncClient, where: Where, metrics_port: int | None = None
+    ) -> tuple[ModelInfo, list[tuple[float, Any]]]:
+        """Description of the served models, and the outcome of each temperature and arm. ``metrics_port`` is the
+        target's.
+        """
+        count = None if metrics_port is None else _counter_at(metrics_port)
         bench, info = benchmark("invariance"), await client.model_info()
         arms = bench.arms_of(self.batch_sizes, self.draft_lengths)
         temperatures = self.temperature or [0.0, 0.8]
@@ -67,7 +77,10 @@ class InvarianceFlags:
         with bar("requests", len(temperatures) * (1 + len(arms)) * self.num_prompts) as advance:
             for each in temperatures:
                 load = bench.Workload(prompts, self.output_len, each, self.seed, self.logprobs)
-                found += [(each, one) for one in await bench.run_arms(client, load, arms, on_done=advance)]
+                found += [
+                    (each, one)
+                    for one in await bench.run_arms(client, load, arms, on_done=advance, count_preempted=count)
+                ]
         return info, found
 
     def _prompts(self, where: Where, num_token_ids: int) -> tuple[Any, ...]:
@@ -80,13 +93,15 @@ class InvarianceFlags:
 @with_flag_groups
 def invariance(target: Target = None, *, pair: PairFlags, arms: InvarianceFlags, verbose: Verbose = 0) -> None:
     """Count outputs that differ from those of each request alone without drafts. For chunks and preemption, give the
-    target less: --set target.max_batched_tokens=128 --set target.num_pages=400.
+    target less: --set target.max_batched_tokens=128 --set target.num_pages=400. Preempted sessions are counted with
+    --set target.metrics_port=9400.
     """
     where = find_pair(target, pair.draft_model, pair.address)
+    port = parse_set(pair.set_options).get(("target", "metrics_port"))
     _ = arms.batch_sizes  # refused before anything is started
 
     async def measure(client: AsyncClient) -> tuple[ModelInfo, list[tuple[float, Any]]]:
-        return await arms.run(client, where)
+        return await arms.run(client, where, None if port is None else int(port))
 
     if where.address is not None:
         info, found = asyncio.run(_at(where.address, measure))
@@ -104,6 +119,19 @@ async def _at(address: str, measure: Any) -> Any:  # noqa: ANN401 - a benchmark'
         return await measure(client)
 
 
+def _counter_at(port: int) -> Callable[[], Awaitable[int]]:
+    """Reader of the number of sessions that the target of a metrics port has preempted."""
+
+    def read() -> int:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            return sum(int(float(number)) for number in _PREEMPTED.findall(answer.read().decode()))
+
+    async def count() -> int:
+        return await asyncio.to_thread(read)
+
+    return count
+
+
 def _row(temperature: float, found: Any, *, has_logprobs: bool) -> tuple[object, ...]:  # noqa: ANN401 - a benchmark's
     name = f"{'greedy' if not temperature else f'coupled at T = {temperature}'}, {found.arm}"
     return (
@@ -112,4 +140,5 @@ def _row(temperature: float, found: Any, *, has_logprobs: bool) -> tuple[object,
         found.num_differing,
         f"{found.per_10_000:.2f}",
         found.num_other_logprobs if has_logprobs else "-",
+        "-" if found.num_preempted is None else found.num_preempted,
     )
