@@ -24,10 +24,10 @@ from tests.support.tiny_models import cached_tiny_model
 
 FAMILIES = [
     *("gemma2", "gemma3", "gemma3-text-part", "gemma4", "glm", "glm4", "granite", "mistral-small", "mistral-window"),
-    *("olmo2", "olmo3", "phi3", "phi4-mini", "qwen3-moe", "mixtral-window", "olmoe"),
+    *("gemma4-experts", "olmo2", "olmo3", "phi3", "phi4-mini", "qwen3-moe", "mixtral-window", "olmoe"),
 ]
-THROUGH_TRANSFORMERS = ["smollm3", "cohere2", "gemma4_text"]
-IN_FP8 = ["gemma3", "glm4", "phi3", "qwen3-moe", "gemma4", "smollm3"]
+THROUGH_TRANSFORMERS = ["smollm3", "cohere2"]
+IN_FP8 = ["gemma3", "glm4", "phi3", "qwen3-moe", "gemma4-experts", "smollm3"]
 """Families with different linear layers."""
 PROMPTS = [prompt + [1] * 20 for prompt in prompts(6, 5)]
 MAX_TOKENS = 24

@@ -33,9 +33,11 @@ def reference_logits(folder: Path, token_ids: list[int]) -> torch.Tensor:
     return logits
 
 
-def poisoned_runner(folder: Path, *, page_size: int, num_pages: int = 800, scattered: bool = False) -> ModelRunner:
+def poisoned_runner(
+    folder: Path, *, page_size: int, num_pages: int = 800, scattered: bool = False, **options: Any
+) -> ModelRunner:
     """A runner whose every free KV slot is NaN; ``scattered``: no two free pages are neighbours."""
-    runner = ModelRunner.load(folder, dtype="float32", page_size=page_size, num_pages=num_pages)
+    runner = ModelRunner.load(folder, dtype="float32", page_size=page_size, num_pages=num_pages, **options)
     if scattered:
         take_every_other_page(runner.sequences)
     with torch.inference_mode():

@@ -196,6 +196,7 @@ def test_reading_a_model_folder_does_not_import_the_compiler() -> None:
         ("global_head_dim", -8, "global_head_dim should be greater than or equal to 1"),
         ("global_head_dim", 7, "global_head_dim should be a multiple of 2"),
         ("num_global_key_value_heads", 3, "num_global_key_value_heads should divide num_attention_heads 8"),
+        ("enable_moe_block", True, "enable_moe_block without num_experts"),
         ("num_kv_shared_layers", -1, "num_kv_shared_layers should be greater than or equal to 0"),
         ("hidden_size_per_layer_input", -4, "hidden_size_per_layer_input should be greater than or equal to 0"),
         ("per_layer_config", {"1": {"head_dim": -8}}, "head_dim -8 of layer 1 should be positive and even"),

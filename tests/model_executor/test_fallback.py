@@ -46,11 +46,12 @@ def cases(names: list[str]) -> list[Any]:
     return [pytest.param(one, marks=[] if one in QUICK else [pytest.mark.integration]) for one in names]
 
 
-@pytest.mark.parametrize("name", cases([*SERVED, *(name for name in FALLBACK_CONFIGS if "-" in name)]))
+@pytest.mark.parametrize("name", cases([*SERVED, "gemma4_text", *(name for name in FALLBACK_CONFIGS if "-" in name)]))
 def test_ragged_forwards_give_the_reference_logits(name: str) -> None:
     """Chunks, scoring, rollback and other texts beside, over scattered pages; the estimate has the same cache."""
     folder = build_fallback(name)
-    runner = poisoned_runner(folder, page_size=3, scattered=True)
+    forced: dict[str, Any] = {"model_impl": "transformers"} if name == "gemma4_text" else {}
+    runner = poisoned_runner(folder, page_size=3, scattered=True, **forced)
     assert runner.config.is_fallback
     first, second = (open_scripted(runner, folder, 60) for _ in range(2))
     text, other = random_ids(60, seed=1), random_ids(60, seed=2)
@@ -58,7 +59,7 @@ def test_ragged_forwards_give_the_reference_logits(name: str) -> None:
     forward_and_check(runner, (first, text[20:26], None), (second, other[:11], 1))
     runner.sequences.truncate(first.sequence, 22)
     forward_and_check(runner, (second, other[11:30], None), (first, other[:1], 1))
-    assert estimate_model(folder).kv_bytes_per_token == runner.kv_cache.layout.bytes_per_token(4)
+    assert estimate_model(folder, **forced).kv_bytes_per_token == runner.kv_cache.layout.bytes_per_token(4)
 
 
 @pytest.mark.parametrize("name", cases(list(REFUSED)))
@@ -218,7 +219,8 @@ def test_the_estimate_counts_its_parameters() -> None:
 
 @pytest.mark.integration
 def test_parts_for_images_are_left_out() -> None:
-    found, text = (estimate_model(build_fallback(name)) for name in ("gemma4", "gemma4_text"))
+    names = ("gemma4", "gemma4_text")
+    found, text = (estimate_model(build_fallback(name), model_impl="transformers") for name in names)
     assert found.is_text_part
     assert found.weight_bytes == text.weight_bytes
 

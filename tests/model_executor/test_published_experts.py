@@ -22,8 +22,10 @@ from outrider.model_executor.models import read_model_config
 from outrider.model_executor.models.weights import checkpoint_targets
 from tests.model_executor.parity import build, random_ids, reference_logits
 from tests.model_executor.test_fp8 import logits_of
-from tests.model_executor.test_parity import EXPERTS
-from tests.support.fp8_models import FORMATS, compressed, fp8_reference, quantize_folder
+from tests.model_executor.test_parity import EXPERTS, KEYS_AS_VALUES
+from tests.model_executor.test_published_names import check_uses_all
+from tests.support.fallback_models import GEMMA4_EXPERTS
+from tests.support.fp8_models import FORMATS, Format, by_row, compressed, fp8_reference, quantize_folder
 
 QWEN3_30B_A3B: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
@@ -245,6 +247,70 @@ def test_experts_that_a_quantizer_passed_over_are_not_quantized(tmp_path: Path) 
         with_files = estimate_model(stored).weight_bytes
         (stored / "model.safetensors").unlink()
         assert 2 * experts < with_files - estimate_model(stored).weight_bytes < 3 * experts  # float32 in place of FP8
+
+
+GEMMA_4_26B_A4B: dict[str, Any] = {
+    "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16", "audio_config": None, "vision_config": {"num_hidden_layers": 1},
+    "text_config": {
+        "model_type": "gemma4_text", "hidden_size": 2816, "num_hidden_layers": 30, "intermediate_size": 2112,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "num_global_key_value_heads": 2, "head_dim": 256,
+        "global_head_dim": 512, "attention_k_eq_v": True, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
+        "sliding_window": 1024, "vocab_size": 262_144, "final_logit_softcapping": 30.0, "rms_norm_eps": 1e-06,
+        "max_position_embeddings": 262_144, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+        },
+    },
+}  # fmt: skip
+
+
+def test_every_tensor_that_transformers_has_of_gemma_4_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Names in transformers are the published ones: stacked experts, and routers without a block around both."""
+    from transformers import AutoConfig, AutoModelForImageTextToText  # takes seconds to import
+
+    with torch.device("meta"):
+        config = AutoConfig.for_model(**{**GEMMA_4_26B_A4B, "architectures": None})
+        model = AutoModelForImageTextToText.from_config(config)  # type: ignore[no-untyped-call]
+    tensors = {name: list(tensor.shape) for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    stacked = "model.language_model.layers.29.experts"
+    assert tensors[f"{stacked}.gate_up_proj"] == [128, 1408, 2816]
+    assert tensors["model.language_model.layers.0.router.per_expert_scale"] == [128]
+    check_uses_all(tmp_path, {"config": GEMMA_4_26B_A4B, "tensors": tensors}, caplog)
+
+
+def test_quantized_experts_of_gemma_4_are_read_one_by_one(tmp_path: Path) -> None:
+    """Quantizers store a tensor for each expert, and leave the router alone."""
+    source, ids = build("gemma4_text", **{**GEMMA4_EXPERTS, **KEYS_AS_VALUES}), random_ids(30, seed=2)
+    plain = Path(shutil.copytree(source, tmp_path / "plain"))
+    tensors, experts = {}, range(GEMMA4_EXPERTS["num_experts"])
+    for name, tensor in load_file(source / "model.safetensors").items():
+        block, _, kind = name.rpartition(".experts.")
+        for expert in experts if block else ():
+            parts = dict(zip(("gate_proj", "up_proj"), tensor[expert].chunk(2), strict=True))
+            for part, content in (parts if kind == "gate_up_proj" else {kind: tensor[expert]}).items():
+                tensors[f"{block}.experts.{expert}.{part}.weight"] = content.contiguous()
+        if not block:
+            tensors[name] = tensor
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    form = Format(compressed("channel", None, ["lm_head", "re:.*router.*"]), by_row, kept=("lm_head", "router.proj"))
+    folder = quantize_folder(plain, tmp_path / "fp8", form)
+    stored = load_file(folder / "model.safetensors")
+    assert stored["model.layers.0.experts.3.up_proj.weight"].dtype == torch.float8_e4m3fn
+    ones = torch.ones(1)
+    widened = {
+        name: tensor.float() * stored.get(f"{name}_scale", ones)
+        for name, tensor in stored.items()
+        if not name.endswith(".weight_scale")
+    }
+    save_file(widened, plain / "model.safetensors", metadata={"format": "pt"})
+    torch.testing.assert_close(logits_of(folder, ids), logits_of(plain, ids), atol=1e-5, rtol=0)
+    assert (logits_of(folder, ids).float() - reference_logits(source, ids)).abs().max() > 0.01
 
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ GEMMA4: dict[str, Any] = {
     "global_head_dim": 16, "vocab_size_per_layer_input": 272, "hidden_size_per_layer_input": 8, "pad_token_id": 0,
     "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
 }  # fmt: skip
-_GEMMA4_EXPERTS: dict[str, Any] = {
+GEMMA4_EXPERTS: dict[str, Any] = {
     **GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24,
 }  # fmt: skip
 _LATENT = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "kv_lora_rank": 8, "q_lora_rank": 8}
@@ -27,12 +27,8 @@ FALLBACK_CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**_LATENT, "head_dim": 4, "num_key_value_heads": 4, "first_k_dense_replace": 2},
     "exaone4": {"sliding_window": 6, "sliding_window_pattern": 2},
     "falcon": {"head_dim": ...},
-    "gemma4": _GEMMA4_EXPERTS,
-    "gemma4_text": _GEMMA4_EXPERTS,
-    "gemma4_text-published": {
-        **_GEMMA4_EXPERTS, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False,
-        "attention_k_eq_v": True, "num_global_key_value_heads": 1,
-    },
+    "gemma4": GEMMA4_EXPERTS,
+    "gemma4_text": GEMMA4_EXPERTS,
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},

@@ -34,7 +34,8 @@ class Shard:
             fits = heads % self.size == 0 or self.size % heads == 0
             _require(fits, self.size, f"its {heads} key and value heads, nor they it")
         experts, recurrent = config.experts, config.recurrent
-        sizes = [] if experts is not None and all(experts.layers) else [config.intermediate_size]
+        has_mlp = experts is None or experts.has_mlp or not all(experts.layers)
+        sizes = [config.intermediate_size] if has_mlp else []
         if experts is not None:
             sizes += [0 if experts.is_parallel else experts.intermediate_size, experts.shared_size]
         if experts is not None and experts.is_parallel and experts.count < self.size:

@@ -10,6 +10,7 @@ Shape letters: ``T`` tokens, ``A`` experts of a token.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from outrider.errors import ModelError
 from outrider.kernels.experts import Routing, SigmoidScores, part_of, route, sum_experts
 from outrider.kernels.launching import has_kernels
-from outrider.kernels.swiglu import clamped_swiglu, swiglu
+from outrider.kernels.swiglu import clamped_swiglu, geglu, swiglu
 from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import FeedForward, Residual, Weights, whole
 from outrider.model_executor.layers.feed_forward import GatedMlp
@@ -40,14 +41,15 @@ class SparseMlp:
             raise ModelError(f"{config.architecture} without experts in its configuration")
         names = experts.names
         self._num_chosen, self._normalizes = experts.num_chosen, experts.normalizes
-        self._prefix = f"{names.block}."
+        self._prefix = names.prefix
         is_summed_here = not context.is_alone or config.variant.norms.has_after
         self._leaves_sum = not is_summed_here and has_kernels(context.device)
-        module, count, shard = f"model.layers.{layer}.{names.block}.", experts.count, context.communicator.shard
+        module, count, shard = f"model.layers.{layer}.{names.prefix}", experts.count, context.communicator.shard
         hidden = Features.all(config.hidden_size)
         self._held = shard.experts(experts)
         inner = _inner_features(config, experts, shard)
         bias, self._clamp = experts.has_bias, experts.clamp
+        self._gated = geglu if config.variant.activation == "gelu_tanh" else swiglu
         self.router = Linear(
             context, hidden, (Features.all(count, names.router),), bias=bias, module=module,
             make_method=UnquantizedLinear,
@@ -61,24 +63,34 @@ class SparseMlp:
         if (form := experts.sigmoid) is not None:
             offsets = torch.empty(count, dtype=torch.float32, device=context.device)
             self._scores = SigmoidScores(offsets, form.scale, form.num_groups, form.num_groups_chosen)
+        self._factors_name, self._factors = names.factors, None
+        if names.factors is not None:
+            self._factors = torch.empty(count, dtype=torch.float32, device=context.device)
 
     def __call__(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream with what was to be added, and what this block adds to it."""
         hidden, x = source.normed()
-        routing = self._route(x)
+        return hidden, self.of(x, x)
+
+    def of(self, x: torch.Tensor, routed: torch.Tensor) -> torch.Tensor:
+        """Sum [T, hidden], or products to be added up, of the experts that ``routed`` [T, hidden] chooses for ``x``."""
+        routing = self._route(routed)
         gate_up, clamp = self.gate_up.method.grouped(x, routing), self._clamp
         inner = (
-            swiglu(gate_up) if clamp is None else clamped_swiglu(gate_up, clamp.alpha, clamp.limit)
+            self._gated(gate_up) if clamp is None else clamped_swiglu(gate_up, clamp.alpha, clamp.limit)
         )  # [A * T, inner]
         products = self.down.method.grouped(inner, routing, is_weighted=True)  # [A, T, hidden]
         if self.shared is not None:
-            return hidden, sum_experts(products, hidden.dtype).add_(self.shared(x))
-        return hidden, products if self._leaves_sum else sum_experts(products, hidden.dtype)
+            return sum_experts(products, x.dtype).add_(self.shared(x))
+        return products if self._leaves_sum else sum_experts(products, x.dtype)
 
     def _route(self, x: torch.Tensor) -> Routing:
         """Experts of each token that this rank holds."""
         logits = self.router(x)
         routing = route(logits, self._num_chosen, normalizes=self._normalizes, scores=self._scores)
+        if self._factors is not None:
+            factors = self._factors.index_select(0, routing.expert_ids.flatten()).view_as(routing.weights)
+            routing = replace(routing, weights=routing.weights * factors)
         return routing if len(self._held) == logits.shape[1] else part_of(routing, self._held)
 
     def weights(self) -> Weights:
@@ -86,6 +98,8 @@ class SparseMlp:
         yield from self.router.weights(self._prefix)
         if self._scores is not None:
             yield self._prefix + self._score_bias, whole(self._scores.bias)
+        if self._factors is not None:
+            yield f"{self._prefix}{self._factors_name}", whole(self._factors)
         yield from self.gate_up.weights(self._prefix)
         yield from self.down.weights(self._prefix)
         if self.shared is not None:

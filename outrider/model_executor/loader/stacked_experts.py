@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from outrider.model_executor.loader.checkpoint import StoredTensor
     from outrider.model_executor.models.config import ExpertsConfig, ModelConfig
 
-_BLOCK = re.compile(r"((?:model\.layers\.\d+\.)?)mlp\.(gate\.weight$|experts\.(?:gate_up|down)_proj)(_scale_inv)?$")
+_BLOCK = re.compile(
+    r"((?:model\.layers\.\d+\.)?)(?:mlp\.)?(gate\.weight$|experts\.(?:gate_up|down)_proj)(_scale_inv)?$"
+)
 _ALTERNATING = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(?:_(blocks|scales|bias))?")
 _NUM_AXES = 3
 _WIDE = ("F64", "F32", "F16", "BF16")
@@ -68,7 +70,7 @@ def _parts(tensor: StoredTensor, weight: StoredTensor, experts: ExpertsConfig) -
     layer, rest, scale = _BLOCK.fullmatch(tensor.name).groups()  # type: ignore[union-attr]
     names = experts.names
     if rest == "gate.weight":
-        yield replace(tensor, name=f"{layer}{names.block}.{rest}")
+        yield replace(tensor, name=f"{layer}{names.prefix}{rest}")
     elif len(tensor.shape) == len(weight.shape) == _NUM_AXES:
         projections = (names.down,) if "down" in rest else (names.gate, names.up)
         count, *sizes = tensor.shape
@@ -80,7 +82,7 @@ def _parts(tensor: StoredTensor, weight: StoredTensor, experts: ExpertsConfig) -
         for expert in range(count):
             for number, projection in enumerate(projections):
                 part = (slice(expert, expert + 1), slice(number * rows, (number + 1) * rows))
-                name = f"{layer}{names.block}.experts.{expert}.{projection}.weight{scale or ''}"
+                name = f"{layer}{names.prefix}experts.{expert}.{projection}.weight{scale or ''}"
                 num_bytes = tensor.num_bytes * rows * num_columns // max(1, math.prod(tensor.shape))
                 yield replace(
                     tensor, name=name, shape=(rows, num_columns), num_bytes=num_bytes, part=part,

@@ -119,7 +119,7 @@ class ExpertNames:
     """Names of experts' tensors in a checkpoint."""
 
     block: str = "mlp"
-    """Name of the block of the router and the experts."""
+    """Name of the block of the router and the experts; empty: the layer itself."""
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
@@ -129,6 +129,13 @@ class ExpertNames:
     shared: str = "shared_expert"
     score_bias: str = "e_score_correction_bias"
     """Name of the score bias of a router with sigmoid scores."""
+    factors: str | None = None
+    """Name of the router's factor of each expert's weight; None: there are none."""
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of the block's tensors below the layer."""
+        return f"{self.block}." if self.block else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +186,8 @@ class ExpertsConfig:
     """None: the router's scores are a softmax."""
     is_parallel: bool = False
     """Expert parallelism: of several ranks each holds some experts whole, not a share of every expert."""
+    has_mlp: bool = False
+    """True if layers with experts have an MLP too."""
 
 
 @dataclass(frozen=True, slots=True)

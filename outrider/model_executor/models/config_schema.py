@@ -142,6 +142,8 @@ class ConfigFile(SpecialTokens):
     num_experts: ExpertCount | None = None
     num_local_experts: ExpertCount | None = None
     num_experts_per_tok: ExpertCount | None = None
+    enable_moe_block: bool | None = None
+    top_k_experts: ExpertCount | None = None
     moe_intermediate_size: Annotated[Count, Field(le=1 << 24)] | None = None
     shared_expert_intermediate_size: Annotated[Count, Field(le=1 << 24)] | None = None
     norm_topk_prob: bool | None = None
@@ -179,9 +181,10 @@ class ConfigFile(SpecialTokens):
                 f"layer_types should name num_hidden_layers {self.num_hidden_layers}, and has {len(self.layer_types)}"
             )
         experts = self.num_experts or self.num_local_experts or self.n_routed_experts
-        chosen = self.num_experts_per_tok
-        if experts and chosen and chosen > experts:
-            raise ValueError(f"num_experts_per_tok should be at most num_experts {experts}, and is {chosen}")
+        for name in ("num_experts_per_tok", "top_k_experts"):
+            chosen: int | None = getattr(self, name)
+            if experts and chosen and chosen > experts:
+                raise ValueError(f"{name} should be at most num_experts {experts}, and is {chosen}")
         return self
 
 

@@ -15,6 +15,7 @@ from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import FeedForward
 from outrider.model_executor.layers.experts import sparse_mlp
 from outrider.model_executor.layers.feed_forward import GatedMlp
+from outrider.model_executor.layers.mlp_with_experts import gemma4_mlp
 from outrider.model_executor.models.config import (
     LLAMA,
     ExpertNames,
@@ -196,10 +197,6 @@ def _gemma_variant(fields: Fields) -> Variant:
 
 
 def _gemma4(fields: Fields) -> FamilyTraits:
-    if fields.get("enable_moe_block"):
-        raise NoNativeLayerError(
-            "enable_moe_block is not supported but through transformers: layers have an MLP beside their experts"
-        )
     if fields.get("use_bidirectional_attention") == "all":
         raise ModelError("use_bidirectional_attention all is not supported: tokens would see those after them")
     inputs = fields.get("hidden_size_per_layer_input") or 0
@@ -208,14 +205,34 @@ def _gemma4(fields: Fields) -> FamilyTraits:
             "a vocab_size_per_layer_input other than vocab_size is not supported but through transformers"
         )
     bias, types = _attention_bias(fields), tuple(fields["layer_types"])
+    experts = _gemma4_experts(fields)
     variant = Variant(
-        norms=_SANDWICH, embedding_multiplier=fields["hidden_size"] ** 0.5, attention_scale=1.0,
+        norms=_SANDWICH if experts is None else _GEMMA4_NORMS,
+        embedding_multiplier=fields["hidden_size"] ** 0.5, attention_scale=1.0,
         logits_softcap=fields.get("final_logit_softcapping"), has_value_norm=True, has_layer_scale=True,
         layer_input_size=inputs,
     )  # fmt: skip
     return FamilyTraits(
         qkv_bias=bias, output_bias=bias, sliding_windows=_windows_by_layer(fields), qk_norm=True, variant=variant,
         rope_types=types, layer_sizes=_gemma4_sizes(fields), kv_sources=_shared_kv_sources(fields),
+        experts=experts,
+    )  # fmt: skip
+
+
+_GEMMA4_NORMS = replace(_SANDWICH, after_feed_forward=None)
+"""Norms of layers with experts, whose block normalises its sum itself."""
+_GEMMA4_NAMES = ExpertNames(block="", router="router.proj", factors="router.per_expert_scale")
+
+
+def _gemma4_experts(fields: Fields) -> ExpertsConfig | None:
+    if not fields.get("enable_moe_block"):
+        return None
+    for name in ("num_experts", "top_k_experts", "moe_intermediate_size"):
+        if fields.get(name) is None:
+            raise ModelError(f"enable_moe_block without {name}")
+    return ExpertsConfig(
+        fields["num_experts"], fields["top_k_experts"], fields["moe_intermediate_size"], normalizes=True,
+        layers=(True,) * int(fields["num_hidden_layers"]), has_mlp=True, names=_GEMMA4_NAMES,
     )  # fmt: skip
 
 
@@ -417,7 +434,7 @@ def _text_part(architecture: str, model_type: str, traits: Callable[[Fields], Fa
 
 def _gemma4_part(architecture: str, model_type: str) -> ModelFamily:
     """The text part of a Gemma 4 that takes images and sound."""
-    return replace(_text_part(architecture, model_type, _gemma4), has_layer_ropes=True)
+    return replace(_text_part(architecture, model_type, _gemma4), has_layer_ropes=True, feed_forward=gemma4_mlp)
 
 
 FAMILIES = _by_architecture(
@@ -441,9 +458,11 @@ FAMILIES = _by_architecture(
             is_text_part=True,
             text_types=("gemma3_text",),
         ),
-        ModelFamily("Gemma4ForCausalLM", "gemma4_text", _gemma4, has_layer_ropes=True),
+        ModelFamily("Gemma4ForCausalLM", "gemma4_text", _gemma4, feed_forward=gemma4_mlp, has_layer_ropes=True),
         _gemma4_part("Gemma4ForConditionalGeneration", "gemma4"),
-        ModelFamily("Gemma4UnifiedForCausalLM", "gemma4_unified_text", _gemma4, has_layer_ropes=True),
+        ModelFamily(
+            "Gemma4UnifiedForCausalLM", "gemma4_unified_text", _gemma4, feed_forward=gemma4_mlp, has_layer_ropes=True
+        ),
         _gemma4_part("Gemma4UnifiedForConditionalGeneration", "gemma4_unified"),
         ModelFamily("GlmForCausalLM", "glm", _glm, has_partial_rotary=True, rotates_pairs=True, fused=_FUSED_GATE),
         ModelFamily("Glm4ForCausalLM", "glm4", _glm4, has_partial_rotary=True, rotates_pairs=True, fused=_FUSED_GATE),

@@ -36,6 +36,7 @@ from outrider.model_executor.layers.attention import Attention
 from outrider.model_executor.layers.experts import SparseMlp
 from outrider.model_executor.layers.feed_forward import GatedMlp
 from outrider.model_executor.layers.gated_delta_net import GatedDeltaNet
+from outrider.model_executor.layers.mlp_with_experts import MlpWithExperts
 from outrider.model_executor.loader.model import LoadFormat
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models.decoder import Decoder
@@ -44,7 +45,7 @@ from outrider.types import LAST_HIDDEN_STATE
 from tests.model_executor.parity import build, random_ids
 from tests.model_executor.test_parity import MODELS, SCALED_ROPES
 from tests.support import mxfp4_models
-from tests.support.fallback_models import build_fallback
+from tests.support.fallback_models import GEMMA4_EXPERTS, build_fallback
 from tests.support.fp8_models import FORMATS, quantize_folder
 
 TOLERANCE = 2e-5
@@ -71,6 +72,7 @@ EXPERT_PARALLEL: dict[str, tuple[str, dict[str, Any]]] = {
     "shared expert": ("qwen3_5_moe_text", {}),
     "odd number": ("mixtral", {"num_local_experts": 5, "intermediate_size": 47}),
     "biases": ("gpt_oss", {}),
+    "beside an MLP": ("gemma4_text", GEMMA4_EXPERTS),
     "one a token": ("qwen3_moe", {"num_experts_per_tok": 1}),
 }
 """Families whose ranks hold whole experts; of an odd number one holds more."""
@@ -127,7 +129,8 @@ def check(folder: Path, rank: int) -> None:
     whole_read: list[tuple[int, int]] = []
     alone = ModelRunner.load(folder, **settings, progress=lambda *at: whole_read.append(at))  # type: ignore[arg-type]
     shared = ModelRunner.load(folder, **settings, progress=lambda *at: read.append(at), ranks=BothRun(rank))  # type: ignore[arg-type]
-    torch.testing.assert_close(logits_of(shared), logits_of(alone), atol=TOLERANCE, rtol=0)
+    expected = logits_of(alone)
+    torch.testing.assert_close(logits_of(shared), expected, atol=TOLERANCE * float(expected.abs().max()), rtol=0)
     expected = states_of(alone)  # of a stream that is not normalised
     torch.testing.assert_close(states_of(shared), expected, atol=TOLERANCE * float(expected.abs().max()), rtol=0)
     whole, part = alone.worker.model, shared.worker.model
@@ -266,12 +269,17 @@ def held_by_all(decoder: Decoder) -> Iterator[torch.Tensor]:
             if name in {"conv1d.weight", "norm.weight"}:
                 yield torch.empty(target.shape)
         assert isinstance(layer.attention, Attention | GatedDeltaNet)
-        assert isinstance(layer.feed_forward, GatedMlp | SparseMlp)
-        if isinstance(layer.feed_forward, SparseMlp) and decoder.config.experts is not None:
+        block, linears = layer.feed_forward, [layer.attention.output]
+        if isinstance(block, MlpWithExperts) and decoder.config.experts is not None:
+            yield torch.empty(5 * decoder.config.hidden_size + decoder.config.experts.count)  # norms and factors
+            linears.append(block.mlp.down)
+            block = block.experts
+        assert isinstance(block, GatedMlp | SparseMlp)
+        if isinstance(block, SparseMlp) and decoder.config.experts is not None:
             has_bias = decoder.config.experts.has_bias
             yield torch.empty(decoder.config.experts.count, decoder.config.hidden_size + has_bias)  # the router
             yield torch.empty(decoder.config.hidden_size)  # the gate of a shared expert
-        for linear in (layer.attention.output, layer.feed_forward.down):
+        for linear in (*linears, block.down):
             if (bias := linear.method.parameters().get("bias")) is not None:
                 yield bias.tensor
 
