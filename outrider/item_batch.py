@@ -34,8 +34,6 @@ from outrider.errors import ProtocolError
 from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
 from outrider.prefix_hash import chain_size
 from outrider.types import (
-    DenseEvidence,
-    DenseScores,
     HiddenStates,
     PackedTokenIds,
     SparseEvidence,
@@ -173,9 +171,7 @@ def _check_rows(name: str, num_rows: int, counts: NDArray[Any], *sizes: int) -> 
 
 def _answer_form(answer: Proposal | Scores) -> object:
     if isinstance(answer, Proposal):
-        return answer.session if isinstance(answer.evidence, DenseEvidence) else type(answer.evidence)
-    if isinstance(answer.form, DenseScores):
-        return answer.session
+        return type(answer.evidence)
     wants = bool(answer.prompt_logprobs), bool(answer.draft_token_ids)
     return type(answer.form), wants, _states_form(answer.hidden_states)
 
@@ -184,7 +180,7 @@ def _checked_batch(answers: Sequence[Any], timings: Sequence[ItemTiming]) -> Ans
     """Answers of one form as arrays, with what arrays do not hold."""
     is_proposal = isinstance(answers[0], Proposal)
     (_check_evidence if is_proposal else _check_forms)(answers)
-    details = _proposal_details(answers) if is_proposal else _score_details(answers)
+    details = {} if is_proposal else _score_details(answers)
     batched = answer_batch(answers, timings)
     return replace(batched, details=details) if details else batched
 
@@ -251,8 +247,6 @@ def _scored(scores: Sequence[Any]) -> tuple[Any, Column | None, SupportBatch | N
         return [each.token_ids for each in forms], None, None
     if isinstance(forms[0], TypicalScores):
         return [(*each.argmax_token_ids.tolist(), each.bonus_token_id) for each in forms], None, None
-    if isinstance(forms[0], DenseScores):
-        return [(0,) * len(each.target_probs) for each in forms], None, None
     sizes = np.array([each.support_probs.size for each in forms], dtype=U4)
     supports = None
     if sizes.any():
@@ -273,14 +267,9 @@ def _check_forms(scores: Sequence[Scores]) -> None:
         raise ProtocolError("scores: outside_token_ids and outside_mass must have a value for each position")
 
 
-def _proposal_details(proposals: Sequence[Proposal]) -> dict[str, Any]:
-    is_dense = isinstance(proposals[0].evidence, DenseEvidence)
-    return {"evidence": [proposal.evidence for proposal in proposals]} if is_dense else {}
-
-
 def _score_details(scores: Sequence[Scores]) -> dict[str, Any]:
     first, found = scores[0], dict[str, Any]()
-    if isinstance(first.form, TypicalScores | DenseScores):
+    if isinstance(first.form, TypicalScores):
         found["form"] = [each.form for each in scores]
     if first.prompt_logprobs:
         found["prompt_logprobs"] = [each.prompt_logprobs for each in scores]

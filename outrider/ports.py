@@ -252,7 +252,7 @@ class Scores:
     base_length: int
     """Committed tokens it builds on: the Score's ``num_kept_tokens + len(token_ids)``, where position 0 is."""
     form: ScoreForm
-    logprobs: tuple[CandidateLogprobs, ...] = ()  # [K+1] when wanted (with DenseScores: its own rows instead)
+    logprobs: tuple[CandidateLogprobs, ...] = ()  # [K+1] when wanted
     prompt_logprobs: tuple[CandidateLogprobs, ...] = ()  # of the prompt tokens brought, the session's first left out
     hidden_states: HiddenStates | None = None
     """Hidden states, if asked for, of the positions that were not sent as ``HiddenStateChunk`` before, up to the last

@@ -49,20 +49,11 @@ class JudgingRule(enum.StrEnum):
     """Rejection sampling over the tokens that the draft drew from."""
     TYPICAL = "typical"
     """Typical acceptance."""
-    DENSE_REJECTION = "dense_rejection"
-    """``REJECTION`` over whole rows of probabilities. The reference form."""
-    DENSE_TYPICAL = "dense_typical"
-    """``TYPICAL`` over whole rows of probabilities. The reference form."""
-
-    @property
-    def is_dense(self) -> bool:
-        """True if whole rows of probabilities travel."""
-        return self is JudgingRule.DENSE_REJECTION or self is JudgingRule.DENSE_TYPICAL
 
     @property
     def needs_evidence(self) -> bool:
         """True if a proposal says what its tokens were drawn from."""
-        return self is JudgingRule.REJECTION or self is JudgingRule.DENSE_REJECTION
+        return self is JudgingRule.REJECTION
 
 
 class LogprobsMode(enum.StrEnum):
@@ -223,14 +214,7 @@ class SparseEvidence:
     probs: FloatArray  # [sum(counts)] each row sums to 1
 
 
-@dataclass(frozen=True, slots=True)
-class DenseEvidence:
-    """The distributions draft tokens were drawn from, as whole rows. The reference form."""
-
-    probs: FloatArray  # [K, V]
-
-
-Evidence = SparseEvidence | DenseEvidence | None
+Evidence = SparseEvidence | None
 """Evidence for judging a proposal; None where the rule needs none (greedy, coupled, typical)."""
 
 
@@ -269,15 +253,7 @@ class TypicalScores:
     """Drawn at position K."""
 
 
-@dataclass(frozen=True, slots=True)
-class DenseScores:
-    """Whole rows. The reference form."""
-
-    target_probs: FloatArray  # [K+1, V]
-    logprobs: FloatArray | None = None  # [K+1, V] when logprobs are wanted
-
-
-ScoreForm = TokenScores | SparseScores | TypicalScores | DenseScores
+ScoreForm = TokenScores | SparseScores | TypicalScores
 
 
 SYNTHETIC_MARK, NOISE_MARK = " (synthetic)", " (noise)"
@@ -412,7 +388,6 @@ class ModelDescription:
     tokenizer_hash: str = ""
     """SHA-256 of what decides the ids; empty when there is no tokenizer."""
     acceptance_methods: tuple[AcceptanceMethod, ...] = tuple(AcceptanceMethod)
-    tensor_planes: tuple[str, ...] = ("inline",)
     version: str = ""
     tensor_parallel_size: int = 1
     """Processes that share the model, each with its part."""

@@ -263,7 +263,7 @@ class ModelRunner:
     def draft(self, rows: Sequence[DraftRow]) -> list[Draws]:
         """Append each row's tokens and draw its draft tokens in order, in loops of at most ``max_rows`` rows.
 
-        The requests must fit (``fits_loop``). A row's draws end before the first that failed. Its sequence then holds
+        A row's draws end before the first that failed. Its sequence then holds
         the appended tokens and the drawn ones; without a failure, all drawn ones but the last. Raises as ``forward``
         does.
         """

@@ -34,7 +34,6 @@ class Drawn:
     """-1 if ``error`` is set."""
     support_ids: IntArray | None = None  # [S] best first
     support_probs: FloatArray | None = None  # [S] sums to 1
-    dense_probs: FloatArray | None = None  # [V]
     error: OutriderError | None = None
 
 
@@ -48,7 +47,7 @@ def propose(
 
     Greedy takes the most likely, coupled adds the shared noise to the processed logits. Otherwise the token comes from
     the smallest set of likeliest tokens with at least ``support_mass``, ``support_limit`` of them at most, scaled to 1;
-    from the whole row under a dense rule; or, with ``takes_argmax``, it is the most likely one, and certain.
+    or, with ``takes_argmax``, it is the most likely one, and certain.
     """
     processed = process_logits(logits, rows)
     best, best_ids = processed.max(-1)
@@ -56,28 +55,20 @@ def propose(
     greedy_ids: list[int] = best_ids.tolist()
     drawn = [Drawn(token_id) for token_id in greedy_ids]
     coupled = [i for i, row in enumerate(rows) if is_coupled(row.open)]
-    dense = [i for i, row in enumerate(rows) if _is_drawn(row) and row.open.judging_rule.is_dense]
-    sparse = [i for i, row in enumerate(rows) if _is_drawn(row) and not row.open.judging_rule.is_dense]
+    sparse = [i for i, row in enumerate(rows) if _is_drawn(row)]
     _put(drawn, coupled, _draw_coupled(*_choose(processed, rows, coupled)) if coupled else [])
     if rules.takes_argmax:
-        for place in (*dense, *sparse):
-            drawn[place] = _certain(greedy_ids[place], rows[place], processed.shape[-1])
-        dense = sparse = []
-    _put(drawn, dense, _draw_dense(*_choose(processed, rows, dense)) if dense else [])
-    if sparse:
+        for place in sparse:
+            drawn[place] = _certain(greedy_ids[place], rows[place])
+    elif sparse:
         _put(drawn, sparse, _draw_sparse(*_choose(processed, rows, sparse), rules))
     return [one if error is None else Drawn(-1, error=error) for one, error in zip(drawn, errors, strict=True)]
 
 
-def _certain(token_id: int, row: LogitRow, vocab_size: int) -> Drawn:
+def _certain(token_id: int, row: LogitRow) -> Drawn:
     """The most likely token, with all probability on it."""
-    rule = row.open.judging_rule
-    if not rule.needs_evidence:
+    if not row.open.judging_rule.needs_evidence:
         return Drawn(token_id)
-    if rule.is_dense:
-        probs = np.zeros(vocab_size, dtype=np.float32)
-        probs[token_id] = 1
-        return Drawn(token_id, dense_probs=probs)
     return Drawn(token_id, np.array([token_id], dtype=np.int32), np.ones(1, dtype=np.float32))
 
 
@@ -100,16 +91,6 @@ def _put(drawn: list[Drawn], places: Sequence[int], values: Sequence[Drawn]) -> 
 def _draw_coupled(logits: Tensor, rows: Sequence[LogitRow]) -> list[Drawn]:  # [N, V]
     winners = gumbel_argmax(logits, stream_rows(rows, Stream.COUPLED, logits.device))
     return [Drawn(token_id) for token_id in winners.tolist()]
-
-
-def _draw_dense(logits: Tensor, rows: Sequence[LogitRow]) -> list[Drawn]:  # [N, V]
-    probs = softmax_rows(logits)
-    winners = gumbel_argmax(probs.log(), stream_rows(rows, Stream.PROPOSAL, logits.device))
-    reported = probs.cpu().numpy()
-    return [
-        Drawn(token_id, dense_probs=reported[i].copy() if rows[i].open.judging_rule.needs_evidence else None)
-        for i, token_id in enumerate(winners.tolist())
-    ]
 
 
 def _draw_sparse(logits: Tensor, rows: Sequence[LogitRow], rules: DraftingRules) -> list[Drawn]:  # [N, V]

@@ -30,14 +30,12 @@ from outrider.transport.link.remote_link import RemoteLink
 from outrider.transport.link.versions import METADATA as VERSION
 from outrider.transport.link.versions import check_service
 from outrider.transport.malformed import tolerant_of_link
-from outrider.transport.planes import CAPABILITY
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity
 from outrider.transport.security.explaining import explain
 from outrider.transport.status import translating_errors
 from outrider.types import ModelDescription, PeerAddress
 from outrider.v1 import link_pb2 as pb
 from outrider.v1.link_pb2_grpc import DraftServiceStub, TargetServiceStub
-from outrider.v1.tensor_pb2 import PlaneAnswer
 
 CONNECT_TIMEOUT_S = 5.0
 """Longest wait for a service to answer its first call."""
@@ -62,19 +60,14 @@ class _RemotePort:
         *,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S,
-        shares_memory: bool = True,
     ) -> None:
-        """``link_timeout_s``: the silence after which a link is broken, of a service that sends heartbeats.
-
-        ``shares_memory``: whether a service of the same host may hand large tensors over in shared memory.
-        """
+        """``link_timeout_s``: the silence after which a link is broken, of a service that sends heartbeats."""
         self.address = address
         self._link_timeout_s = link_timeout_s
         self._heartbeat_interval_s = 0.0
         """Heartbeat interval as last described; 0: none are sent."""
         self._is_loading = False
         """Loading flag as last described."""
-        self._shares_memory = shares_memory
         self._security = security
         self._connect_timeout_s = connect_timeout_s
         self._attempt_s = FIRST_ATTEMPT_S
@@ -119,8 +112,7 @@ class _RemotePort:
                 raise TlsError(trouble) from error
 
     def _link_metadata(self) -> list[tuple[str, str]]:
-        told = [HEARTBEATS, VERSION, *([CAPABILITY] if self._shares_memory else [])]
-        return [*(self._security.metadata() or ()), *told]
+        return [*(self._security.metadata() or ()), HEARTBEATS, VERSION]
 
     def _silence_timeout_s(self) -> float:
         return max(self._link_timeout_s, MIN_INTERVALS * self._heartbeat_interval_s)
@@ -192,7 +184,6 @@ class RemoteDraft(_RemotePort):
             partial(attach, metadata=self._link_metadata()),
             draft_commands_to_proto,
             draft_events_from_proto,
-            answer_offer=lambda token: pb.DraftCommands(plane_answer=PlaneAnswer(token=token)),
             heartbeat=pb.DraftCommands(heartbeat=pb.Heartbeat()),
             silence_timeout_s=self._silence_timeout_s(),
             is_heartbeat_announced=self._heartbeat_interval_s > 0,
@@ -221,7 +212,6 @@ class RemoteTarget(_RemotePort):
             partial(attach, metadata=self._link_metadata()),
             target_commands_to_proto,
             target_events_from_proto,
-            answer_offer=lambda token: pb.TargetCommands(plane_answer=PlaneAnswer(token=token)),
             heartbeat=pb.TargetCommands(heartbeat=pb.Heartbeat()),
             silence_timeout_s=self._silence_timeout_s(),
             is_heartbeat_announced=self._heartbeat_interval_s > 0,

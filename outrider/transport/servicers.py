@@ -45,13 +45,13 @@ from outrider.transport.link.heartbeats import (
     sends_heartbeats,
     with_heartbeats,
 )
-from outrider.transport.link.pump import LinkPump, reads_shared_memory, with_planes
+from outrider.transport.link.pump import LinkPump
 from outrider.transport.link.versions import check_coordinator
 from outrider.transport.security.tokens import TokenFile, bearer_token
 from outrider.transport.tokenizer_answers import TokenizerAnswers
 from outrider.transport.trace_metadata import log_fields, with_trace
 from outrider.types import ModelDescription
-from outrider.v1 import generation_pb2, link_pb2, tensor_pb2
+from outrider.v1 import generation_pb2, link_pb2
 from outrider.v1.channel_pb2 import ChannelBytes
 from outrider.v1.generation_pb2_grpc import GenerationServiceServicer
 from outrider.v1.link_pb2_grpc import DraftServiceServicer, TargetServiceServicer
@@ -109,7 +109,7 @@ class _PortServicer:
 
     async def Describe(self, request: link_pb2.DescribeRequest, context: Context) -> link_pb2.ModelDescription:
         """Return the description of the service."""
-        return description_to_proto(over_links(await self._port.describe()))
+        return description_to_proto(with_heartbeats(await self._port.describe()))
 
     async def Attach(self, request_iterator: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
         """Serve one link."""
@@ -117,15 +117,12 @@ class _PortServicer:
         limits = _limits_of(await self._port.describe())
         with self._links.entered(context.peer()):
             link: Link[Any, Any] = await self._port.attach()
-            events = self._events
             pump = LinkPump(
                 link,
                 partial(self._decode, model=limits),
                 self._encode,
-                offer=lambda name: events(plane_offer=tensor_pb2.PlaneOffer(name=name)),
-                shares_memory=reads_shared_memory(context.invocation_metadata()),
                 max_message_bytes=self._max_message_bytes,
-                beat=lambda received: context.write(events(heartbeat=_heartbeat(received, link))),
+                beat=lambda received: context.write(self._events(heartbeat=_heartbeat(received, link))),
                 silence_timeout_s=silence_timeout_s(context, self._link_timeout_s),
             )
             async with contextlib.aclosing(pump.run(request_iterator)) as messages:
@@ -276,11 +273,6 @@ class GenerationServicer(GenerationServiceServicer):
 def silence_timeout_s(context: Context, timeout_s: float) -> float:
     """Seconds of silence after which the caller is gone."""
     return timeout_s if sends_heartbeats(context.invocation_metadata()) else max(timeout_s, UNANNOUNCED_TIMEOUT_S)
-
-
-def over_links(description: ModelDescription) -> ModelDescription:
-    """The description, with what the service's end of a link can do."""
-    return with_heartbeats(with_planes(description))
 
 
 def _heartbeat(num_received: int, link: Link[Any, Any]) -> link_pb2.Heartbeat:

@@ -17,26 +17,20 @@ class JudgingRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JUDGING_RULE_COUPLED: _ClassVar[JudgingRule]
     JUDGING_RULE_REJECTION: _ClassVar[JudgingRule]
     JUDGING_RULE_TYPICAL: _ClassVar[JudgingRule]
-    JUDGING_RULE_DENSE_REJECTION: _ClassVar[JudgingRule]
-    JUDGING_RULE_DENSE_TYPICAL: _ClassVar[JudgingRule]
 
 class AnswerForm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ANSWER_FORM_TOKENS: _ClassVar[AnswerForm]
     ANSWER_FORM_SPARSE: _ClassVar[AnswerForm]
     ANSWER_FORM_TYPICAL: _ClassVar[AnswerForm]
-    ANSWER_FORM_DENSE: _ClassVar[AnswerForm]
 JUDGING_RULE_UNSPECIFIED: JudgingRule
 JUDGING_RULE_GREEDY: JudgingRule
 JUDGING_RULE_COUPLED: JudgingRule
 JUDGING_RULE_REJECTION: JudgingRule
 JUDGING_RULE_TYPICAL: JudgingRule
-JUDGING_RULE_DENSE_REJECTION: JudgingRule
-JUDGING_RULE_DENSE_TYPICAL: JudgingRule
 ANSWER_FORM_TOKENS: AnswerForm
 ANSWER_FORM_SPARSE: AnswerForm
 ANSWER_FORM_TYPICAL: AnswerForm
-ANSWER_FORM_DENSE: AnswerForm
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -51,7 +45,7 @@ class TokenizerFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class ModelDescription(_message.Message):
-    __slots__ = ("role", "model_name", "architecture", "vocab_size", "num_token_ids", "max_model_len", "eos_token_ids", "dtype", "device", "page_size", "num_pages", "tokenizer_files", "tokenizer_hash", "acceptance_methods", "tensor_planes", "version", "tensor_parallel_size", "device_id", "device_name", "bos_token_id", "heartbeat_interval_ms", "hidden_size", "num_layers", "hidden_state_layers", "plane_kinds", "channel_host", "longest_prefill", "step_costs", "quantization", "batch_invariant")
+    __slots__ = ("role", "model_name", "architecture", "vocab_size", "num_token_ids", "max_model_len", "eos_token_ids", "dtype", "device", "page_size", "num_pages", "tokenizer_files", "tokenizer_hash", "acceptance_methods", "version", "tensor_parallel_size", "device_id", "device_name", "bos_token_id", "heartbeat_interval_ms", "hidden_size", "num_layers", "hidden_state_layers", "plane_kinds", "channel_host", "longest_prefill", "step_costs", "quantization", "batch_invariant")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -66,7 +60,6 @@ class ModelDescription(_message.Message):
     TOKENIZER_FILES_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_HASH_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_METHODS_FIELD_NUMBER: _ClassVar[int]
-    TENSOR_PLANES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -96,7 +89,6 @@ class ModelDescription(_message.Message):
     tokenizer_files: _containers.RepeatedCompositeFieldContainer[TokenizerFile]
     tokenizer_hash: str
     acceptance_methods: _containers.RepeatedScalarFieldContainer[_sampling_pb2.AcceptanceMethod]
-    tensor_planes: _containers.RepeatedScalarFieldContainer[_tensor_pb2.TensorPlane]
     version: str
     tensor_parallel_size: int
     device_id: str
@@ -112,7 +104,7 @@ class ModelDescription(_message.Message):
     step_costs: _containers.RepeatedCompositeFieldContainer[StepCost]
     quantization: str
     batch_invariant: bool
-    def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., tensor_planes: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlane, str]]] = ..., version: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., device_id: _Optional[str] = ..., device_name: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., hidden_state_layers: _Optional[_Iterable[int]] = ..., plane_kinds: _Optional[_Iterable[str]] = ..., channel_host: _Optional[str] = ..., longest_prefill: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., quantization: _Optional[str] = ..., batch_invariant: bool = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., version: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., device_id: _Optional[str] = ..., device_name: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., hidden_state_layers: _Optional[_Iterable[int]] = ..., plane_kinds: _Optional[_Iterable[str]] = ..., channel_host: _Optional[str] = ..., longest_prefill: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., quantization: _Optional[str] = ..., batch_invariant: bool = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("num_rows", "num_tokens", "context_length", "duration_ns")
@@ -319,14 +311,12 @@ class DraftCommand(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., steps: _Optional[_Union[StepCommands, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.TensorPlaneOffer, _Mapping]] = ..., plane_close: _Optional[_Union[_tensor_pb2.TensorPlaneClose, _Mapping]] = ..., channel_offer: _Optional[_Union[_channel_pb2.ProposalChannelOffer, _Mapping]] = ..., channel_close: _Optional[_Union[_channel_pb2.ProposalChannelClose, _Mapping]] = ...) -> None: ...
 
 class DraftCommands(_message.Message):
-    __slots__ = ("commands", "plane_answer", "heartbeat")
+    __slots__ = ("commands", "heartbeat")
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
-    PLANE_ANSWER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     commands: _containers.RepeatedCompositeFieldContainer[DraftCommand]
-    plane_answer: _tensor_pb2.PlaneAnswer
     heartbeat: Heartbeat
-    def __init__(self, commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ..., plane_answer: _Optional[_Union[_tensor_pb2.PlaneAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    def __init__(self, commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class DraftEvent(_message.Message):
     __slots__ = ("answers", "session_lost", "session_failed", "refused", "opened", "preempted", "plane_chosen", "channel_state")
@@ -349,16 +339,14 @@ class DraftEvent(_message.Message):
     def __init__(self, answers: _Optional[_Union[StepAnswers, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., plane_chosen: _Optional[_Union[_tensor_pb2.TensorPlaneChosen, _Mapping]] = ..., channel_state: _Optional[_Union[_channel_pb2.ProposalChannelState, _Mapping]] = ...) -> None: ...
 
 class DraftEvents(_message.Message):
-    __slots__ = ("events", "report", "plane_offer", "heartbeat")
+    __slots__ = ("events", "report", "heartbeat")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
-    PLANE_OFFER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[DraftEvent]
     report: ForwardReport
-    plane_offer: _tensor_pb2.PlaneOffer
     heartbeat: Heartbeat
-    def __init__(self, events: _Optional[_Iterable[_Union[DraftEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.PlaneOffer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    def __init__(self, events: _Optional[_Iterable[_Union[DraftEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class TargetCommand(_message.Message):
     __slots__ = ("open", "steps", "release", "prepare", "plane_request", "plane_close", "channel_request", "channel_close", "score_ahead")
@@ -383,14 +371,12 @@ class TargetCommand(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., steps: _Optional[_Union[StepCommands, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., plane_request: _Optional[_Union[_tensor_pb2.TensorPlaneRequest, _Mapping]] = ..., plane_close: _Optional[_Union[_tensor_pb2.TensorPlaneClose, _Mapping]] = ..., channel_request: _Optional[_Union[_channel_pb2.ProposalChannelRequest, _Mapping]] = ..., channel_close: _Optional[_Union[_channel_pb2.ProposalChannelClose, _Mapping]] = ..., score_ahead: _Optional[_Union[ScoreAhead, _Mapping]] = ...) -> None: ...
 
 class TargetCommands(_message.Message):
-    __slots__ = ("commands", "plane_answer", "heartbeat")
+    __slots__ = ("commands", "heartbeat")
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
-    PLANE_ANSWER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     commands: _containers.RepeatedCompositeFieldContainer[TargetCommand]
-    plane_answer: _tensor_pb2.PlaneAnswer
     heartbeat: Heartbeat
-    def __init__(self, commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ..., plane_answer: _Optional[_Union[_tensor_pb2.PlaneAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    def __init__(self, commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class TargetEvent(_message.Message):
     __slots__ = ("answers", "session_lost", "session_failed", "refused", "opened", "preempted", "hidden_states", "plane_offer", "plane_chosen", "channel_offer", "channel_state")
@@ -419,16 +405,14 @@ class TargetEvent(_message.Message):
     def __init__(self, answers: _Optional[_Union[StepAnswers, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., hidden_states: _Optional[_Union[HiddenStateChunk, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.TensorPlaneOffer, _Mapping]] = ..., plane_chosen: _Optional[_Union[_tensor_pb2.TensorPlaneChosen, _Mapping]] = ..., channel_offer: _Optional[_Union[_channel_pb2.ProposalChannelOffer, _Mapping]] = ..., channel_state: _Optional[_Union[_channel_pb2.ProposalChannelState, _Mapping]] = ...) -> None: ...
 
 class TargetEvents(_message.Message):
-    __slots__ = ("events", "report", "plane_offer", "heartbeat")
+    __slots__ = ("events", "report", "heartbeat")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
-    PLANE_OFFER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[TargetEvent]
     report: ForwardReport
-    plane_offer: _tensor_pb2.PlaneOffer
     heartbeat: Heartbeat
-    def __init__(self, events: _Optional[_Iterable[_Union[TargetEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.PlaneOffer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    def __init__(self, events: _Optional[_Iterable[_Union[TargetEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class StateBatch(_message.Message):
     __slots__ = ("plane_id", "dtype", "width", "starts", "counts", "offsets_bytes", "sequences")
@@ -535,22 +519,18 @@ class StepAnswers(_message.Message):
     def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., support_sizes: _Optional[bytes] = ..., support_probs: _Optional[bytes] = ..., states: _Optional[_Union[StateBatch, _Mapping]] = ..., channel: _Optional[int] = ..., draft_token_ids: _Optional[bytes] = ..., form: _Optional[_Union[AnswerForm, str]] = ..., timings_ns: _Optional[bytes] = ..., details: _Optional[_Union[AnswerDetails, _Mapping]] = ..., goes_on: _Optional[bytes] = ...) -> None: ...
 
 class AnswerDetails(_message.Message):
-    __slots__ = ("draft_token_probs", "entropies", "probs", "dense_logprobs", "logprobs", "prompt_logprobs", "hidden_states")
+    __slots__ = ("draft_token_probs", "entropies", "logprobs", "prompt_logprobs", "hidden_states")
     DRAFT_TOKEN_PROBS_FIELD_NUMBER: _ClassVar[int]
     ENTROPIES_FIELD_NUMBER: _ClassVar[int]
-    PROBS_FIELD_NUMBER: _ClassVar[int]
-    DENSE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
     draft_token_probs: bytes
     entropies: bytes
-    probs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]
-    dense_logprobs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]
     logprobs: CandidateBatch
     prompt_logprobs: CandidateBatch
     hidden_states: _containers.RepeatedCompositeFieldContainer[HiddenStates]
-    def __init__(self, draft_token_probs: _Optional[bytes] = ..., entropies: _Optional[bytes] = ..., probs: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., dense_logprobs: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., logprobs: _Optional[_Union[CandidateBatch, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[CandidateBatch, _Mapping]] = ..., hidden_states: _Optional[_Iterable[_Union[HiddenStates, _Mapping]]] = ...) -> None: ...
+    def __init__(self, draft_token_probs: _Optional[bytes] = ..., entropies: _Optional[bytes] = ..., logprobs: _Optional[_Union[CandidateBatch, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[CandidateBatch, _Mapping]] = ..., hidden_states: _Optional[_Iterable[_Union[HiddenStates, _Mapping]]] = ...) -> None: ...
 
 class CandidateBatch(_message.Message):
     __slots__ = ("num_positions", "counts", "token_ids", "logprobs", "ranks", "top_counts", "top_token_ids", "top_logprobs")

@@ -24,33 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/tensor.proto\x12\x0boutrider.v1\"\x83\x01\n\x06Tensor\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x10\n\x06inline\x18\x03 \x01(\x0cH\x00\x12\x38\n\rshared_memory\x18\x04 \x01(\x0b\x32\x1f.outrider.v1.SharedMemoryRegionH\x00\x42\t\n\x07payloadJ\x04\x08\x05\x10\x06\"n\n\x12SharedMemoryRegion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x14\n\x0clength_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04slot\x18\x04 \x01(\r\x12\x10\n\x08sequence\x18\x05 \x01(\x04\"\x1a\n\nPlaneOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1c\n\x0bPlaneAnswer\x12\r\n\x05token\x18\x01 \x01(\x0c\"c\n\x14TensorPlaneReference\x12\x10\n\x08plane_id\x18\x01 \x01(\x0c\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x10\n\x08sequence\x18\x04 \x01(\x04\"(\n\x12TensorPlaneRequest\x12\x12\n\nconnection\x18\x01 \x01(\r\"c\n\x10TensorPlaneOffer\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x10\n\x08offer_id\x18\x02 \x01(\x0c\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\r\"&\n\x10TensorPlaneClose\x12\x12\n\nconnection\x18\x01 \x01(\r\"1\n\x11TensorPlaneReason\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x90\x01\n\x11TensorPlaneChosen\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x15\n\rround_trip_ms\x18\x03 \x01(\x01\x12/\n\x07reasons\x18\x04 \x03(\x0b\x32\x1e.outrider.v1.TensorPlaneReason\x12\x11\n\tis_closed\x18\x05 \x01(\x08*j\n\x0bTensorPlane\x12\x1c\n\x18TENSOR_PLANE_UNSPECIFIED\x10\x00\x12\x17\n\x13TENSOR_PLANE_INLINE\x10\x01\x12\x1e\n\x1aTENSOR_PLANE_SHARED_MEMORY\x10\x02\"\x04\x08\x03\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/tensor.proto\x12\x0boutrider.v1\"B\n\x06Tensor\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x0e\n\x06inline\x18\x03 \x01(\x0cJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06\"c\n\x14TensorPlaneReference\x12\x10\n\x08plane_id\x18\x01 \x01(\x0c\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x10\n\x08sequence\x18\x04 \x01(\x04\"(\n\x12TensorPlaneRequest\x12\x12\n\nconnection\x18\x01 \x01(\r\"c\n\x10TensorPlaneOffer\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x10\n\x08offer_id\x18\x02 \x01(\x0c\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\r\"&\n\x10TensorPlaneClose\x12\x12\n\nconnection\x18\x01 \x01(\r\"1\n\x11TensorPlaneReason\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x90\x01\n\x11TensorPlaneChosen\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x15\n\rround_trip_ms\x18\x03 \x01(\x01\x12/\n\x07reasons\x18\x04 \x03(\x0b\x32\x1e.outrider.v1.TensorPlaneReason\x12\x11\n\tis_closed\x18\x05 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TENSORPLANE']._serialized_start=827
-  _globals['_TENSORPLANE']._serialized_end=933
-  _globals['_TENSOR']._serialized_start=42
-  _globals['_TENSOR']._serialized_end=173
-  _globals['_SHAREDMEMORYREGION']._serialized_start=175
-  _globals['_SHAREDMEMORYREGION']._serialized_end=285
-  _globals['_PLANEOFFER']._serialized_start=287
-  _globals['_PLANEOFFER']._serialized_end=313
-  _globals['_PLANEANSWER']._serialized_start=315
-  _globals['_PLANEANSWER']._serialized_end=343
-  _globals['_TENSORPLANEREFERENCE']._serialized_start=345
-  _globals['_TENSORPLANEREFERENCE']._serialized_end=444
-  _globals['_TENSORPLANEREQUEST']._serialized_start=446
-  _globals['_TENSORPLANEREQUEST']._serialized_end=486
-  _globals['_TENSORPLANEOFFER']._serialized_start=488
-  _globals['_TENSORPLANEOFFER']._serialized_end=587
-  _globals['_TENSORPLANECLOSE']._serialized_start=589
-  _globals['_TENSORPLANECLOSE']._serialized_end=627
-  _globals['_TENSORPLANEREASON']._serialized_start=629
-  _globals['_TENSORPLANEREASON']._serialized_end=678
-  _globals['_TENSORPLANECHOSEN']._serialized_start=681
-  _globals['_TENSORPLANECHOSEN']._serialized_end=825
+  _globals['_TENSOR']._serialized_start=41
+  _globals['_TENSOR']._serialized_end=107
+  _globals['_TENSORPLANEREFERENCE']._serialized_start=109
+  _globals['_TENSORPLANEREFERENCE']._serialized_end=208
+  _globals['_TENSORPLANEREQUEST']._serialized_start=210
+  _globals['_TENSORPLANEREQUEST']._serialized_end=250
+  _globals['_TENSORPLANEOFFER']._serialized_start=252
+  _globals['_TENSORPLANEOFFER']._serialized_end=351
+  _globals['_TENSORPLANECLOSE']._serialized_start=353
+  _globals['_TENSORPLANECLOSE']._serialized_end=391
+  _globals['_TENSORPLANEREASON']._serialized_start=393
+  _globals['_TENSORPLANEREASON']._serialized_end=442
+  _globals['_TENSORPLANECHOSEN']._serialized_start=445
+  _globals['_TENSORPLANECHOSEN']._serialized_end=589
 # @@protoc_insertion_point(module_scope)

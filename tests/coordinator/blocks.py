@@ -27,8 +27,6 @@ from outrider.ports import (
 from outrider.randomness.philox_numpy import gumbel
 from outrider.randomness.streams import Stream
 from outrider.types import (
-    DenseEvidence,
-    DenseScores,
     JudgingRule,
     SparseEvidence,
     SparseScores,
@@ -168,11 +166,9 @@ def _answer(held: Held, command: Score, logs: Rows, outside: NDArray[np.bool_], 
     opened = held.open
     count = len(command.draft_token_ids)
     probs = np.exp(logs)
-    form: TokenScores | SparseScores | DenseScores
+    form: TokenScores | SparseScores
     if opened.judging_rule is JudgingRule.COUPLED:
         form = TokenScores(tuple(int(token) for token in raced))
-    elif opened.judging_rule.is_dense:
-        form = DenseScores(probs)
     else:
         inside = np.empty(0, np.float32)
         if command.support is not None:
@@ -247,11 +243,9 @@ class BlockDraft:
         return np.asarray(probs / probs.sum(axis=1, keepdims=True), dtype=np.float32)
 
     @staticmethod
-    def _evidence(opened: Open, probs: Rows) -> SparseEvidence | DenseEvidence | None:
+    def _evidence(opened: Open, probs: Rows) -> SparseEvidence | None:
         if not opened.judging_rule.needs_evidence or not len(probs):
             return None
-        if opened.judging_rule.is_dense:
-            return DenseEvidence(probs)
         where = np.nonzero(probs)
         return SparseEvidence((probs > 0).sum(axis=1).astype(np.int32), where[1].astype(np.int32), probs[where])
 

@@ -34,12 +34,11 @@ def make_plan(
     max_tokens: int = 16,
     temperature: float = 1.0,
     method: AcceptanceMethod = AcceptanceMethod.REJECTION,
-    dense: bool = False,
     seed: int = 0,
     **fields: Any,
 ) -> EngineRequest:
     sampling = fields.pop("sampling", None) or SamplingParams(temperature=temperature)
-    rules = JudgeRules.of(method, temperature=temperature, dense=dense, num_token_ids=vocab_size)
+    rules = JudgeRules.of(method, temperature=temperature, num_token_ids=vocab_size)
     return EngineRequest(
         prompt_token_ids=tuple(prompt),
         max_tokens=max_tokens,

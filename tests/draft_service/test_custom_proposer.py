@@ -16,7 +16,7 @@ from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError
 from outrider.ports import DraftEvent, Extend, Open, Opened, Proposal, SessionFailed
 from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
-from outrider.types import DenseEvidence, JudgingRule, SamplingParams, SparseEvidence
+from outrider.types import JudgingRule, SamplingParams, SparseEvidence
 from outrider_draft.proposers import base
 from outrider_draft.proposers.base import DraftTokens, ProposalRequest, Proposer
 from outrider_draft.proposers.custom import find_class
@@ -147,9 +147,8 @@ _ONES = np.ones(1, dtype=np.float32)
         ([DraftTokens("5")], "cannot be read: 'str'"),  # type: ignore[arg-type]
         ([DraftTokens(None)], "cannot be read: 'NoneType'"),  # type: ignore[arg-type]
         ([DraftTokens([float("nan")])], "cannot be read: 'float'"),  # type: ignore[list-item]
-        ([DraftTokens([5], [1.0])], "evidence is list: it should be DenseEvidence, SparseEvidence or None"),  # type: ignore[arg-type]
+        ([DraftTokens([5], [1.0])], "evidence is list: it should be SparseEvidence or None"),  # type: ignore[arg-type]
         ([DraftTokens([5], SparseEvidence([1], [5], _ONES))], "SparseEvidence.counts is list: it should be a NumPy"),  # type: ignore[arg-type]
-        ([DraftTokens([5], DenseEvidence([[1.0]]))], "DenseEvidence.probs is list: it should be a NumPy array"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_an_answer_of_another_kind_fails_its_session_and_not_the_service(first: object, said: str) -> None:

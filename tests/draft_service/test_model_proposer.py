@@ -19,7 +19,7 @@ from outrider.ports import Open, Proposal, Refused, Release, SessionFailed
 from outrider.randomness.philox_numpy import gumbel
 from outrider.randomness.streams import Stream
 from outrider.sampling.sampler import Sampler
-from outrider.types import AcceptanceMethod, DenseEvidence, SamplingParams, SparseEvidence
+from outrider.types import AcceptanceMethod, SamplingParams, SparseEvidence
 from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core
 from tests.support.core_driver import Driver, extend_item, open_session
@@ -183,13 +183,6 @@ def probs_of(row: tuple[Any, Any], allowed: tuple[int, ...]) -> np.ndarray[Any, 
     by_id = dict(zip(row[0].tolist(), row[1].tolist(), strict=True))
     probs = np.array([by_id.get(token, 0.0) for token in allowed])
     return np.asarray(probs / probs.sum())
-
-
-def test_dense_evidence_is_the_whole_row(driver: Driver, reference: Any) -> None:
-    proposal = driver.one(opened(sampling=SamplingParams(), dense=True), extend_item(0, 2, PROMPT, 3))
-    assert isinstance(proposal.evidence, DenseEvidence)
-    probs = truth(reference, PROMPT + list(proposal.token_ids))[len(PROMPT) - 1 : -1]
-    np.testing.assert_allclose(proposal.evidence.probs, probs.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("method", [AcceptanceMethod.COUPLED, AcceptanceMethod.TYPICAL])

@@ -11,7 +11,7 @@ import pytest
 from outrider.errors import ConfigError
 from outrider.ports import DraftEvent, Extend, Open, Opened, Proposal, SessionFailed, SessionLost
 from outrider.prefix_hash import EMPTY_PREFIX, PrefixHash, prefix_hash
-from outrider.types import DenseEvidence, JudgingRule, SamplingParams, SparseEvidence
+from outrider.types import JudgingRule, SamplingParams, SparseEvidence
 from outrider_draft.proposers.text.ngram import NgramProposer, look_up
 from outrider_draft.service import build_ngram_core
 
@@ -98,14 +98,6 @@ def test_rejection_gets_a_certain_distribution_as_evidence() -> None:
     assert proposal.evidence.token_ids.tolist() == [7, 8, 1, 2]
     assert proposal.evidence.probs.tolist() == [1.0] * 4
     assert proposal.evidence.probs.dtype == np.float32
-
-
-def test_dense_rows_have_all_mass_on_the_token() -> None:
-    proposal = propose(replace(OPEN, judging_rule=JudgingRule.DENSE_REJECTION), [1, 2, 7, 1, 2], 2)
-    assert isinstance(proposal.evidence, DenseEvidence)
-    assert proposal.evidence.probs.shape == (2, 50)
-    assert proposal.evidence.probs.argmax(axis=1).tolist() == [7, 1]
-    assert proposal.evidence.probs.sum() == 2
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 from outrider.errors import NonFiniteLogitsError
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.sampling.proposing import Drawn
-from outrider.types import DenseEvidence, SparseEvidence
+from outrider.types import SparseEvidence
 from outrider_draft.proposers.passes import joined, single
 
 
@@ -24,13 +24,6 @@ def test_sparse_evidence_is_put_together_token_by_token() -> None:
     assert found.evidence.counts.tolist() == [2, 1, 3]
     assert found.evidence.token_ids.tolist() == [4, 7, 5, 1, 6, 8]
     np.testing.assert_allclose(found.evidence.probs, [1 / 2, 1 / 2, 1, 1 / 3, 1 / 3, 1 / 3])
-
-
-def test_dense_evidence_is_a_row_a_token() -> None:
-    rows = np.array([[0.25, 0.75], [1.0, 0.0]], dtype=np.float32)
-    found = joined([single(Drawn(token, dense_probs=row)) for token, row in zip((1, 0), rows, strict=True)])
-    assert isinstance(found.evidence, DenseEvidence)
-    np.testing.assert_array_equal(found.evidence.probs, rows)
 
 
 def test_a_part_that_failed_adds_nothing() -> None:

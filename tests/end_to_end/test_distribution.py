@@ -26,7 +26,7 @@ from outrider.randomness import scalar
 from outrider.randomness.streams import Stream
 from outrider.sampling import proposing
 from outrider.sampling.rows import LogitRow
-from outrider.types import DenseEvidence, SamplingParams, SparseEvidence
+from outrider.types import SamplingParams, SparseEvidence
 from tests.support.coordinator_stats import stats_of
 from tests.support.service_rig import ServiceRig
 from tests.support.small_models import PROMPT, VOCAB_SIZE, SmallModels, build_small_models
@@ -38,12 +38,9 @@ PLAIN: dict[str, Any] = {}
 TRUNCATIONS: list[dict[str, Any]] = [{"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.2}]
 FORMS: dict[str, dict[str, Any]] = {
     "sparse": {"acceptance_method": "rejection"},
-    "dense": {"acceptance_method": "rejection", "evidence": "dense"},
     "coupled": {"acceptance_method": "coupled"},
 }
-GREEDY_DRAFTS: dict[str, dict[str, Any]] = {
-    f"{form}, greedy drafts": {**FORMS[form], "takes_argmax": True} for form in ("sparse", "dense")
-}
+GREEDY_DRAFTS = "greedy drafts"
 DRAFTS = ["good", "bad", "ngram"]
 SUPPORT_LIMIT = 3
 """Support limit, of five tokens, so that much lies outside the support."""
@@ -97,7 +94,8 @@ def report(*parts: object) -> None:
 
 def check_follows(models: SmallModels, form: str, draft: str, samplings: list[dict[str, Any]], count: int) -> None:
     """``count`` draws for each entry of ``samplings``; equal entries are tested together."""
-    rig = ServiceRig(models.target, models.draft(draft), support_limit=SUPPORT_LIMIT, **(FORMS | GREEDY_DRAFTS)[form])
+    options = FORMS["sparse"] | {"takes_argmax": True} if form == GREEDY_DRAFTS else FORMS[form]
+    rig = ServiceRig(models.target, models.draft(draft), support_limit=SUPPORT_LIMIT, **options)
     outputs = rig.generate(interleaved(count, samplings), enough=LENGTH)
     drawn: dict[str, list[list[int]]] = {}
     for i, sampling in enumerate(samplings):
@@ -117,9 +115,9 @@ def test_tokens_follow_the_joint_distribution(models: SmallModels, form: str, dr
     check_follows(models, form, draft, [PLAIN, PLAIN, PLAIN, *TRUNCATIONS], 300)
 
 
-@pytest.mark.parametrize(("form", "draft"), [*zip(GREEDY_DRAFTS, ["good", "bad"], strict=True)])
-def test_greedy_drafts_follow_the_joint_distribution(models: SmallModels, form: str, draft: str) -> None:
-    check_follows(models, form, draft, [PLAIN, PLAIN, {"top_k": 3}], 400)
+@pytest.mark.parametrize("draft", ["good", "bad"])
+def test_greedy_drafts_follow_the_joint_distribution(models: SmallModels, draft: str) -> None:
+    check_follows(models, GREEDY_DRAFTS, draft, [PLAIN, PLAIN, {"top_k": 3}], 400)
 
 
 @pytest.mark.parametrize("form", ["sparse", "coupled"])
@@ -208,27 +206,21 @@ def draw_with(monkeypatch: pytest.MonkeyPatch, stream: Stream) -> None:
     monkeypatch.setattr(proposing, "gumbel_argmax", draw)
 
 
-@pytest.mark.parametrize(
-    ("form", "shared", "count"), [("sparse", Stream.RESIDUAL, 2500), ("dense", Stream.ACCEPTANCE, 1000)], ids=str
-)
+@pytest.mark.parametrize(("shared", "count"), [(Stream.RESIDUAL, 2500), (Stream.ACCEPTANCE, 1000)], ids=str)
 def test_a_stream_shared_with_the_proposal_is_caught(
-    models: SmallModels, form: str, shared: Stream, count: int, monkeypatch: pytest.MonkeyPatch
+    models: SmallModels, shared: Stream, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw_with(monkeypatch, shared)
-    assert p_with(models, form, "bad", support_limit=VOCAB_SIZE, count=count) < CAUGHT_P
+    assert p_with(models, "sparse", "bad", support_limit=VOCAB_SIZE, count=count) < CAUGHT_P
 
 
-@pytest.mark.parametrize("form", ["sparse", "dense"])
-def test_a_stream_of_its_own_is_not(models: SmallModels, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_of_its_own_is_not(models: SmallModels, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_with(monkeypatch, Stream.PROPOSAL)
-    assert p_with(models, form, "bad", support_limit=VOCAB_SIZE, count=1000) > LEAST_P
+    assert p_with(models, "sparse", "bad", support_limit=VOCAB_SIZE, count=1000) > LEAST_P
 
 
 def sharpened(event: Proposal) -> Proposal:
     """Says that the tokens were drawn from a sharper distribution than they were."""
-    if isinstance(event.evidence, DenseEvidence):
-        probs = event.evidence.probs.astype(np.float64) ** 1.5
-        return replace(event, evidence=DenseEvidence((probs / probs.sum(1, keepdims=True)).astype(np.float32)))
     if isinstance(event.evidence, SparseEvidence):
         counts = event.evidence.counts
         probs = event.evidence.probs.astype(np.float64) ** 1.5
@@ -237,6 +229,5 @@ def sharpened(event: Proposal) -> Proposal:
     return event
 
 
-@pytest.mark.parametrize("form", ["sparse", "dense"])
-def test_a_distribution_that_was_not_drawn_from_is_caught(models: SmallModels, form: str) -> None:
-    assert p_with(models, form, change=sharpened, count=2000) < CAUGHT_P
+def test_a_distribution_that_was_not_drawn_from_is_caught(models: SmallModels) -> None:
+    assert p_with(models, "sparse", change=sharpened, count=2000) < CAUGHT_P

@@ -37,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> SmallModels:
     return build_small_models(tmp_path_factory.mktemp("models"), vocab_size=VOCAB_SIZE, num_hidden_layers=2)
 
 
-def stack_of(models: SmallModels, draft: Path | str | None, *, wire: bool = False, evidence: str = "sparse") -> Any:
+def stack_of(models: SmallModels, draft: Path | str | None, *, wire: bool = False) -> Any:
     ngram = {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
     return run_stack(
         models.target,
@@ -46,7 +46,6 @@ def stack_of(models: SmallModels, draft: Path | str | None, *, wire: bool = Fals
         target_settings={"page_size": 4, "max_batched_tokens": 48},
         draft_settings=ngram if draft == "ngram" else {"support_limit": 8},
         draft_timeout_ms=60_000,
-        evidence=evidence,
     )
 
 
@@ -76,13 +75,11 @@ async def beside_others(stack: Stack, options: dict[str, Any]) -> GenerationResu
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize(
-    ("draft", "evidence"), [("good", "sparse"), ("good", "dense"), ("bad", "sparse"), ("ngram", "sparse")]
-)
+@pytest.mark.parametrize("draft", ["good", "bad", "ngram"])
 async def test_it_repeats_whatever_else_is_in_the_batch(
-    models: SmallModels, draft: str, evidence: str, sampling: dict[str, Any]
+    models: SmallModels, draft: str, sampling: dict[str, Any]
 ) -> None:
-    async with stack_of(models, models.draft(draft), evidence=evidence) as stack:
+    async with stack_of(models, models.draft(draft)) as stack:
         alone = await stack.generate(**MINE, **sampling)
         crowded = await beside_others(stack, {**MINE, **sampling})
         again = await stack.generate(**MINE, **sampling)

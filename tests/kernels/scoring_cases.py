@@ -139,7 +139,6 @@ def mixed(vocab_size: int) -> list[ScoreRequest]:
         opening(temperature=0.0, num_token_ids=limited, repetition_penalty=1.4),
         opening(COUPLED, seed=6, presence_penalty=0.5, logit_bias=((0, 3.0),)),
         opening(seed=7, frequency_penalty=0.3, temperature=0.8, banned_token_ids=(3,)),
-        opening(dense=True, seed=8),
         opening(seed=9, num_logprobs=2),
         opening(seed=10, temperature=0.7, top_k=20),
         opening(COUPLED, seed=11, temperature=0.9, top_p=0.8),
@@ -433,7 +432,7 @@ def test_answers_depend_on_no_neighbour() -> None:
     together, start = begin_scoring(logits, requests, fused=True).outcomes(), 0
     for request, outcome in zip(requests, together, strict=True):
         stop = start + request.num_positions
-        if not request.open.judging_rule.is_dense and request.open.num_logprobs is None:
+        if request.open.num_logprobs is None:
             (alone,) = begin_scoring(logits[start:stop].clone(), [request], fused=True).outcomes()
             assert _bits(alone) == _bits(outcome)
         start = stop

@@ -18,14 +18,12 @@ REJECTION, COUPLED, TYPICAL = AcceptanceMethod.REJECTION, AcceptanceMethod.COUPL
 _OPEN_FIELDS = set(Open.__dataclass_fields__)
 
 
-def opening(
-    method: AcceptanceMethod = REJECTION, *, session: int = 1, seed: int = 7, dense: bool = False, **fields: Any
-) -> Open:
+def opening(method: AcceptanceMethod = REJECTION, *, session: int = 1, seed: int = 7, **fields: Any) -> Open:
     """A session's opening; fields of ``Open`` go there, all others to its sampling parameters."""
     of_open: dict[str, Any] = {"prompt_length": 4, "max_length": 10_000, "num_token_ids": 0}
     of_open.update({name: fields.pop(name) for name in list(fields) if name in _OPEN_FIELDS})
     sampling = SamplingParams(**fields)
-    rule = judging_rule(method, temperature=sampling.temperature, dense=dense)
+    rule = judging_rule(method, temperature=sampling.temperature)
     return Open(session=session, generation=1, sampling=sampling, seed=seed, judging_rule=rule, **of_open)
 
 

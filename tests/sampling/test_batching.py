@@ -20,7 +20,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "rejection": {"method": REJECTION},
     "truncated": {"method": REJECTION, "top_p": 0.95, "top_k": 300, "min_p": 1e-4, "temperature": 0.8},
     "penalised": {"method": REJECTION, "repetition_penalty": 1.2, "frequency_penalty": 0.1, "num_logprobs": 3},
-    "dense": {"method": REJECTION, "dense": True, "num_logprobs": 0},
     "coupled": {"method": COUPLED, "temperature": 1.2},
     "typical": {"method": TYPICAL, "top_p": 0.9},
     "greedy": {"method": TYPICAL, "temperature": 0.0},

@@ -8,7 +8,7 @@ import torch
 
 from outrider.sampling import ScoreRequest, process_logits, prompt_logprobs, score
 from outrider.sampling.session import SessionSampling
-from outrider.types import CandidateLogprobs, DenseScores, LogprobsMode, SparseScores, TokenLogprob, TypicalScores
+from outrider.types import CandidateLogprobs, LogprobsMode, SparseScores, TokenLogprob, TypicalScores
 from tests.sampling.building import COUPLED, TYPICAL, opening, support_of
 
 VOCAB = 40
@@ -86,18 +86,6 @@ def test_typical_gives_draft_token_and_argmax_then_the_bonus() -> None:
     ids = [position.token_ids.tolist() for position in outcome.logprobs]
     assert ids == [[7, int(logits[0].argmax())], [best], [outcome.form.bonus_token_id]]
     assert candidates(outcome.logprobs[0])[0] == expected(logits[0], 7)
-
-
-@pytest.mark.parametrize("mode", LogprobsMode)
-def test_dense_rows_carry_their_own(mode: LogprobsMode) -> None:
-    logits = random_logits(2)
-    open_ = opening(dense=True, num_logprobs=0, temperature=0.5, logprobs_mode=mode)
-    request = ScoreRequest(SessionSampling(open_), TOKENS, 4, (7,))
-    (outcome,) = score(logits, [request])
-    assert isinstance(outcome.form, DenseScores)
-    assert outcome.logprobs == ()
-    source = logits if mode is LogprobsMode.RAW else process_logits(logits, request.rows())
-    np.testing.assert_array_equal(outcome.form.logprobs, source.log_softmax(-1).numpy())
 
 
 def test_processed_logprobs_are_of_what_was_drawn_from() -> None:

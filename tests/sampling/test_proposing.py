@@ -45,12 +45,10 @@ def chi_square(token_ids: list[int], probs: np.ndarray) -> float:
     [
         opening(REJECTION, seed=11),
         opening(REJECTION, seed=12, temperature=0.6, top_k=9, top_p=0.9),
-        opening(REJECTION, seed=13, dense=True),
         opening(TYPICAL, seed=14, min_p=0.02),
-        opening(TYPICAL, seed=15, dense=True),
         opening(COUPLED, seed=2**63 + 5, temperature=1.3),
     ],
-    ids=["rejection", "truncated", "dense", "typical", "dense typical", "coupled"],
+    ids=["rejection", "truncated", "typical", "coupled"],
 )
 def test_tokens_follow_the_processed_distribution(open_: Open) -> None:
     logits = random_logits(1)
@@ -127,15 +125,6 @@ def test_the_token_is_the_race_of_the_reported_numbers() -> None:
         assert one.token_id == one.support_ids[np.argmax(np.log(one.support_probs) + noise)]
 
 
-def test_dense_reports_the_whole_processed_row() -> None:
-    logits = random_logits(2)
-    rows = [row(opening(dense=True, top_k=5)), row(opening(dense=True))]
-    expected = process_logits(logits, rows).softmax(-1).numpy()
-    for i, one in enumerate(propose(logits, rows)):
-        np.testing.assert_array_equal(one.dense_probs, expected[i])
-        assert one.support_ids is None
-
-
 def test_coupled_is_the_argmax_with_the_shared_noise_whatever_the_base() -> None:
     logits = random_logits(1)
     noise = philox_numpy.gumbel(5, Stream.COUPLED, 0, 30, np.arange(VOCAB))
@@ -149,19 +138,16 @@ def test_coupled_is_the_argmax_with_the_shared_noise_whatever_the_base() -> None
 def test_greedy_is_the_argmax_under_every_rule_and_needs_no_evidence(method: Any) -> None:
     logits = random_logits(1)
     logits[0, 7] = logits[0, 19] = 50.0
-    assert propose(logits, [row(opening(method, temperature=0.0, dense=True, top_k=1))]) == [Drawn(7)]
+    assert propose(logits, [row(opening(method, temperature=0.0, top_k=1))]) == [Drawn(7)]
 
 
 @pytest.mark.parametrize("method", [REJECTION, TYPICAL])
-@pytest.mark.parametrize("dense", [False, True])
-def test_greedy_drafts_are_the_argmax_and_certain(method: Any, dense: bool) -> None:
-    logits, session = random_logits(6, seed=5), SessionSampling(opening(method, seed=3, dense=dense))
+def test_greedy_drafts_are_the_argmax_and_certain(method: Any) -> None:
+    logits, session = random_logits(6, seed=5), SessionSampling(opening(method, seed=3))
     rows = [LogitRow(session, (), length, 0) for length in range(6)]
     for one, ids in zip(propose(logits, rows, DraftingRules(takes_argmax=True)), logits, strict=True):
         assert one.token_id == int(ids.argmax())
-        if session.open.judging_rule.is_dense and one.dense_probs is not None:
-            assert one.dense_probs.tolist() == [float(token_id == one.token_id) for token_id in range(VOCAB)]
-        elif method is REJECTION:
+        if method is REJECTION:
             assert one.support_ids is not None
             assert one.support_probs is not None
             assert (one.support_ids.tolist(), one.support_probs.tolist()) == ([one.token_id], [1.0])

@@ -17,7 +17,8 @@ from outrider.randomness import philox_numpy
 from outrider.randomness.streams import GROUP_SIZE, Stream
 from outrider.sampling import ScoreOutcome, ScoreRequest, process_logits, score
 from outrider.sampling.session import SessionSampling
-from outrider.types import DenseScores, JudgingRule, LogprobsMode, SparseScores, Support, TokenScores, TypicalScores
+from outrider.sampling.softmax import softmax_rows
+from outrider.types import LogprobsMode, SparseScores, Support, TokenScores, TypicalScores
 from tests.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
 from tests.support.equality import same
 
@@ -41,10 +42,7 @@ def sparse_request(**fields: Any) -> ScoreRequest:
 
 
 def whole_rows(logits: torch.Tensor, request: ScoreRequest) -> np.ndarray:
-    dense = dataclasses.replace(request.open, judging_rule=JudgingRule.DENSE_REJECTION)
-    (outcome,) = score(logits, [dataclasses.replace(request, session=SessionSampling(dense))])
-    assert isinstance(outcome.form, DenseScores)
-    return outcome.form.target_probs
+    return softmax_rows(process_logits(logits, request.rows())).numpy()
 
 
 def sparse_form(outcome: ScoreOutcome) -> SparseScores:
@@ -147,7 +145,7 @@ def test_no_drafts_is_an_ordinary_step() -> None:
 @pytest.mark.parametrize("method", [REJECTION, COUPLED, TYPICAL])
 def test_greedy_is_the_argmax_under_every_rule(method: Any) -> None:
     logits = random_logits(4)
-    (outcome,) = score(logits, [request_of(opening(method, temperature=0.0, dense=True))])
+    (outcome,) = score(logits, [request_of(opening(method, temperature=0.0))])
     assert outcome.form == TokenScores(tuple(logits.argmax(-1).tolist()))
 
 
@@ -185,27 +183,16 @@ def test_typical_scores_against_whole_rows() -> None:
         assert form.bonus_token_id == np.argmax(np.log(rows[3]) + noise)
 
 
-@pytest.mark.parametrize("method", [REJECTION, TYPICAL])
-def test_dense_rows_are_the_processed_distribution(method: Any) -> None:
-    logits = random_logits(4)
-    request = request_of(opening(method, dense=True, top_p=0.8, frequency_penalty=1.0))
-    form = score(logits, [request])[0].form
-    assert isinstance(form, DenseScores)
-    expected = process_logits(logits, request.rows()).softmax(-1).numpy()
-    np.testing.assert_array_equal(form.target_probs, expected)
-    assert form.logprobs is None
-
-
 def mixed_requests() -> list[ScoreRequest]:
     return [
         sparse_request(seed=1),
         request_of(opening(COUPLED, seed=2)),
         request_of(opening(temperature=0.0, repetition_penalty=1.4), (1, 2)),
         request_of(opening(TYPICAL, seed=3, top_p=0.9), (5,)),
-        request_of(opening(TYPICAL, dense=True, seed=4), (5, 6)),
+        request_of(opening(TYPICAL, seed=4), (5, 6)),
         sparse_request(seed=5, temperature=0.6, top_k=12, num_logprobs=3),
         request_of(opening(seed=6), ()),
-        request_of(opening(dense=True, num_logprobs=2, seed=7), (3,)),
+        request_of(opening(COUPLED, num_logprobs=2, seed=7), (3,)),
         request_of(opening(COUPLED, num_logprobs=0, seed=8), ()),
     ]
 
@@ -231,7 +218,7 @@ def test_logprobs_of_many_sessions_are_those_of_each(most_rows: int, monkeypatch
         request_of(opening(COUPLED, seed=6, num_logprobs=3, num_token_ids=VOCAB - 4), (3,)),
         request_of(opening(COUPLED, seed=7, num_logprobs=3), (3,)),  # fails
         request_of(opening(COUPLED, seed=8, num_logprobs=3, temperature=0.3, logprobs_mode=LogprobsMode.PROCESSED), ()),
-        request_of(opening(dense=True, num_logprobs=3)),
+        request_of(opening(TYPICAL, num_logprobs=3)),
         request_of(opening(COUPLED, seed=9, num_logprobs=0), (7,)),
     ]
     logits = logits_of(requests)
@@ -241,9 +228,7 @@ def test_logprobs_of_many_sessions_are_those_of_each(most_rows: int, monkeypatch
         (alone,) = score(part, [request])
         assert outcome.error is not None or same(outcome, alone)
         assert len(outcome.logprobs) == len(alone.logprobs)
-        has_none = (
-            outcome.error is not None or isinstance(outcome.form, DenseScores) or request.open.num_logprobs is None
-        )
+        has_none = outcome.error is not None or request.open.num_logprobs is None
         assert len(outcome.logprobs) == (0 if has_none else request.num_positions)
 
 

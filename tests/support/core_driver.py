@@ -25,7 +25,6 @@ def open_session(
     sampling: SamplingParams = GREEDY,
     seed: int = 11,
     acceptance_method: AcceptanceMethod = AcceptanceMethod.REJECTION,
-    dense: bool = False,
     **more: Any,
 ) -> Open:
     return Open(
@@ -33,7 +32,7 @@ def open_session(
         generation=generation,
         sampling=sampling,
         seed=seed,
-        judging_rule=judging_rule(acceptance_method, temperature=sampling.temperature, dense=dense),
+        judging_rule=judging_rule(acceptance_method, temperature=sampling.temperature),
         prompt_length=prompt_length,
         max_length=max_length,
         num_token_ids=num_token_ids,

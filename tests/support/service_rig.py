@@ -60,7 +60,6 @@ class ServiceRig:
         *,
         support_limit: int = DEFAULT_SUPPORT_LIMIT,
         max_model_len: int = 64,
-        evidence: str = "sparse",
         takes_argmax: bool = False,
         target_forward: int = FORWARD,
         draft_forward: int = FORWARD,
@@ -78,7 +77,6 @@ class ServiceRig:
         )
         self._runner = runner
         self._input_processor = InputProcessor(self.settings, describe_model("target", target, runner), ModelText())
-        self._input_processor.dense = evidence == "dense"
         self._policy = DraftLengthPolicy(self.settings.num_speculative_tokens)
         self._runs: dict[int, Run] = {}
         self._num_started = 0

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from outrider import AsyncClient
 from outrider.client.requests import build_request
@@ -16,7 +15,6 @@ from outrider.generation import Delta, GenerationResult
 from outrider.ports import Draft, Target
 from outrider.transport.remote import RemoteDraft, RemoteTarget
 from outrider.transport.server import serve_draft, serve_generation, serve_target
-from outrider_coordinator.requests.input_processor import InputProcessor
 from outrider_coordinator.service import Coordinator
 from outrider_draft.service import DraftService
 from outrider_target.service import TargetService
@@ -75,19 +73,16 @@ async def run_stack(
     draft: Path | str | None = None,
     *,
     wire: bool,
-    evidence: str = "sparse",
     target_settings: dict[str, Any] | None = None,
     draft_settings: dict[str, Any] | None = None,
     **coordinator_settings: Any,
 ) -> AsyncIterator[Stack]:
     """Run a target with a draft, which is a folder, a method without a model or nothing; ``wire``: over gRPC.
 
-    Draft lengths are fixed unless the settings say otherwise: what a step does then depends on no clock. With the
-    ``evidence`` "dense" whole rows of probabilities travel.
+    Draft lengths are fixed unless the settings say otherwise: what a step does then depends on no clock.
     """
     settings: dict[str, Any] = {"draft_length": "fixed", "num_speculative_tokens": 4} | coordinator_settings
     async with contextlib.AsyncExitStack() as cleanup:
-        cleanup.enter_context(mock.patch.object(InputProcessor, "dense", evidence == "dense"))
         model = {"model": str(target), "num_threads": 1, "cost_profile_s": 0}
         target_service = TargetService.load(TargetSettings.model_validate(model | (target_settings or {})))
         cleanup.push_async_callback(target_service.close)

@@ -13,8 +13,6 @@ from outrider.ports import DraftEvent, Extend, Open, Proposal, Score, Scores, Ta
 from outrider.randomness.streams import Stream
 from outrider.types import (
     CandidateLogprobs,
-    DenseEvidence,
-    DenseScores,
     Evidence,
     JudgingRule,
     LogprobsMode,
@@ -76,19 +74,14 @@ class ToyDraftCore(ToyCore[DraftEvent]):
     def _draw(self, open_: Open, row: Row, base: int, position: int, rows: list[tuple[np.ndarray, np.ndarray]]) -> int:
         if is_greedy(open_) or is_coupled(open_):
             return own_token(open_, row, position)
-        if open_.judging_rule.is_dense:
-            ids, probs = np.arange(row.shape[0], dtype=np.int32), row.astype(np.float32)
-        else:
-            ids = support_of(row, mass=self._support_mass, limit=self._support_limit)
-            probs = (row[ids] / row[ids].sum()).astype(np.float32)
+        ids = support_of(row, mass=self._support_mass, limit=self._support_limit)
+        probs = (row[ids] / row[ids].sum()).astype(np.float32)
         rows.append((ids, probs))
         return race(probs.tolist(), ids.tolist(), open_.seed, self._proposal_stream, base=base, position=position)
 
     def _evidence(self, open_: Open, rows: list[tuple[np.ndarray, np.ndarray]]) -> Evidence:
         if not rows or not open_.judging_rule.needs_evidence:
             return None
-        if open_.judging_rule.is_dense:
-            return DenseEvidence(np.stack([probs for _, probs in rows]))
         evidence = SparseEvidence(
             np.array([ids.shape[0] for ids, _ in rows], dtype=np.int32),
             np.concatenate([ids for ids, _ in rows]).astype(np.int32),
@@ -110,7 +103,7 @@ class ToyTargetCore(ToyCore[TargetEvent]):
         rows = [self._language.distribution(open_, text) for text in texts]
         form = self._form(open_, texts, rows, item)
         session.tokens += item.draft_token_ids
-        emitted = None if open_.num_logprobs is None or open_.judging_rule.is_dense else _emitted_ids(form, item)
+        emitted = None if open_.num_logprobs is None else _emitted_ids(form, item)
         return Scores(
             open_.session,
             session.generation,
@@ -124,10 +117,6 @@ class ToyTargetCore(ToyCore[TargetEvent]):
         base = len(texts[0])
         if is_greedy(open_) or is_coupled(open_):
             return TokenScores(tuple(own_token(open_, row, base + index) for index, row in enumerate(rows)))
-        if open_.judging_rule.is_dense:
-            wanted = open_.num_logprobs is not None
-            logs = np.stack([self._logs(open_, text) for text in texts]).astype(np.float32) if wanted else None
-            return DenseScores(np.stack(rows).astype(np.float32), logs)
         if open_.judging_rule is JudgingRule.TYPICAL:
             return _typical(open_, rows, item.draft_token_ids, base)
         return _sparse(open_, rows, _support_rows(item), base)

@@ -13,7 +13,6 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Score, Scores
 from outrider.types import (
     AcceptanceMethod,
-    DenseScores,
     SamplingParams,
     SparseScores,
     Support,
@@ -103,7 +102,6 @@ def test_sparse_scores_are_the_targets_distribution(runner: ModelRunner, referen
 
 
 @pytest.mark.parametrize("method", list(AcceptanceMethod))
-@pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -112,10 +110,10 @@ def test_sparse_scores_are_the_targets_distribution(runner: ModelRunner, referen
     ],
 )
 def test_positions_at_once_equal_positions_one_by_one(
-    runner: ModelRunner, method: AcceptanceMethod, dense: bool, sampling: SamplingParams
+    runner: ModelRunner, method: AcceptanceMethod, sampling: SamplingParams
 ) -> None:
     """The draft prefix counts as output, so penalties must see it just as if it were committed."""
-    more: dict[str, Any] = {"acceptance_method": method, "dense": dense, "sampling": sampling, "num_logprobs": 2}
+    more: dict[str, Any] = {"acceptance_method": method, "sampling": sampling, "num_logprobs": 2}
     driver = Driver(build_core(runner))
     answer = driver.one(opened(**more), score_item(0, 2, PROMPT, DRAFTS, support=full_support(len(DRAFTS))))
     for position in range(len(DRAFTS)):
@@ -136,8 +134,6 @@ def check_same_position(together: Any, alone: Any, position: int) -> None:
     elif isinstance(together, SparseScores):
         row = slice(position * NUM_IDS, (position + 1) * NUM_IDS)
         np.testing.assert_allclose(together.support_probs[row], alone.support_probs, atol=1e-5)
-    elif isinstance(together, DenseScores):
-        np.testing.assert_allclose(together.target_probs[position], alone.target_probs[0], atol=1e-5)
     else:
         assert isinstance(together, TypicalScores)
         np.testing.assert_allclose(together.draft_token_probs[position], alone.draft_token_probs[0], atol=1e-5)

@@ -14,11 +14,11 @@ from outrider.batched import one_by_one
 from outrider.chat import ChatPrompt
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.generation import TO_THE_END, TokenizerFiles
-from outrider.ports import EventBatch, Proposal, Scores
+from outrider.ports import EventBatch, Scores
 from outrider.transport.convert import commands, describing, events, generation, requests
 from outrider.transport.convert.chat import chat_from_proto
-from outrider.types import DenseEvidence, SparseEvidence, TokenScores
-from outrider.v1 import chat_pb2, generation_pb2, link_pb2, sampling_pb2, tensor_pb2
+from outrider.types import SparseEvidence, TokenScores
+from outrider.v1 import chat_pb2, generation_pb2, link_pb2, sampling_pb2
 from tests.support.equality import same
 from tests.transport import values
 
@@ -91,26 +91,6 @@ def test_equality_of_the_tests_sees_a_single_bit() -> None:
     assert same(one, one) and not same(one, other)
 
 
-BROKEN_ROWS = {
-    "probs: 20 bytes are no whole number|values do not fill": tensor_pb2.Tensor(shape=[2, 3], inline=bytes(20)),
-    "float32": tensor_pb2.Tensor(dtype="float16", shape=[2], inline=bytes(4)),
-    "inline": tensor_pb2.Tensor(shape=[1]),
-    "shape": tensor_pb2.Tensor(shape=[1 << 40, 1 << 40], inline=b""),
-}
-
-
-@pytest.mark.parametrize("sentence", BROKEN_ROWS)
-def test_whole_rows_of_a_wrong_length_are_refused(sentence: str) -> None:
-    message = events.draft_events_to_proto(
-        EventBatch((Proposal(1, 2, 3, (0,), DenseEvidence(np.ones((1, 4), np.float32))),))
-    )
-    rows = BROKEN_ROWS[sentence]
-    rows.dtype = rows.dtype or "float32"
-    message.events[0].answers.details.probs[0].CopyFrom(rows)
-    with pytest.raises(ProtocolError, match=sentence):
-        events.draft_events_from_proto(message)
-
-
 def test_unset_oneofs_and_unknown_enums_are_refused() -> None:
     with pytest.raises(ProtocolError):
         events.draft_events_from_proto(link_pb2.DraftEvents(events=[link_pb2.DraftEvent()]))
@@ -144,14 +124,6 @@ def test_what_a_request_leaves_out_has_the_documented_default() -> None:
     zero = generation_pb2.GenerateRequest(prompt_text="x", sampling=sampling_pb2.SamplingParams(temperature=0, top_p=0))
     assert requests.request_from_proto(zero).sampling.temperature == 0
     assert requests.request_from_proto(zero).sampling.top_p == 0
-
-
-def test_arrays_that_arrive_may_be_written_to() -> None:
-    """Tensors are made from them without a copy, and that needs memory of their own."""
-    dense = EventBatch((Proposal(1, 2, 3, (0,), DenseEvidence(np.ones((1, 4), np.float32))),))
-    (event,) = events.draft_events_from_proto(events.draft_events_to_proto(dense)).all_events()
-    assert isinstance(event, Proposal) and isinstance(event.evidence, DenseEvidence)
-    assert event.evidence.probs.flags.writeable
 
 
 def test_a_value_that_does_not_fit_its_field_breaks_the_contract() -> None:

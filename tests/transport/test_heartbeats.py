@@ -281,8 +281,6 @@ async def test_a_silent_call_that_takes_no_message_ends(monkeypatch: pytest.Monk
         await target.attach(),
         target_commands_from_proto,
         target_events_to_proto,
-        offer=lambda name: None,
-        shares_memory=False,
         max_message_bytes=1 << 20,
         silence_timeout_s=TIMEOUT_S,
     )

@@ -45,7 +45,6 @@ def set_shape(*shape: int) -> Callable[[tensor_pb2.Tensor], None]:
         lambda tensor: setattr(tensor, "dtype", "bfloat16"),
         lambda tensor: setattr(tensor, "inline", bytes(23)),
         lambda tensor: tensor.ClearField("inline"),
-        lambda tensor: tensor.shared_memory.CopyFrom(tensor_pb2.SharedMemoryRegion(length_bytes=24)),
     ],
 )
 def test_states_that_do_not_agree_with_themselves_break_the_contract(

@@ -15,7 +15,6 @@ from outrider import limits, ports
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, message_limits
-from outrider.transport.convert.arrays import fetch_nothing
 from outrider.transport.convert.commands import (
     draft_commands_from_proto,
     draft_commands_to_proto,
@@ -214,7 +213,7 @@ async def test_a_command_past_a_bound_fails_its_session_and_the_link_goes_on(ser
             for event in message.events:
                 answer = getattr(event, event.WhichOneof("event"))
                 if isinstance(answer, pb.StepAnswers):
-                    found |= {each.session: each for each in proposals_from_proto(answer, fetch_nothing).events([0])}
+                    found |= {each.session: each for each in proposals_from_proto(answer).events([0])}
                 elif not isinstance(answer, pb.Opened):  # the answer to its item comes later
                     found[answer.session] = answer
             if len(found) == 3 and not answered.done():

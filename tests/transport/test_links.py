@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,11 +24,13 @@ from outrider.ports import (
     SessionLost,
 )
 from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
+from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
+from outrider.transport.convert.events import target_events_from_proto, target_events_to_proto
+from outrider.transport.link.heartbeats import with_heartbeats
+from outrider.transport.link.pump import LinkPump
 from outrider.transport.link.versions import METADATA as VERSION
 from outrider.transport.remote import RemoteDraft, RemoteTarget
-from outrider.transport.servicers import over_links
 from outrider.types import (
-    DenseEvidence,
     JudgingRule,
     PeerAddress,
     SamplingParams,
@@ -64,7 +66,6 @@ OPENINGS: dict[str, dict[str, Any]] = {
     "greedy": {"judging_rule": JudgingRule.GREEDY, "sampling": SamplingParams(temperature=0)},
     "coupled": {"judging_rule": JudgingRule.COUPLED},
     "typical": {"judging_rule": JudgingRule.TYPICAL},
-    "dense": {"judging_rule": JudgingRule.DENSE_REJECTION},
     "logprobs": {"num_logprobs": 3, "num_prompt_logprobs": 2},
 }
 
@@ -125,7 +126,7 @@ async def test_one_scenario_in_process_and_over_grpc_gives_equal_events(serve: S
     remote_target = RemoteTarget((await serve("target", remote_toys[1])).address)
     # How tensors travel and whether a link falls silent is the wire's to say.
     for remote, toy in ((remote_draft, toys[0]), (remote_target, toys[1])):
-        reached = replace(over_links(toy.description), peer_address=PeerAddress(remote.address))
+        reached = replace(with_heartbeats(toy.description), peer_address=PeerAddress(remote.address))
         assert await remote.describe() == reached
 
     here, there = await draft_scenario(toys[0]), await draft_scenario(remote_draft)
@@ -133,7 +134,7 @@ async def test_one_scenario_in_process_and_over_grpc_gives_equal_events(serve: S
     kinds = {type(event) for batch in here for event in batch.events}
     assert kinds == {Proposal, SessionLost, Refused}
     forms = {type(event.evidence) for batch in here for event in batch.events if isinstance(event, Proposal)}
-    assert forms == {SparseEvidence, DenseEvidence, type(None)}
+    assert forms == {SparseEvidence, type(None)}
 
     proposals = [batch.events[0] for batch in here[: 2 * len(OPENINGS) : 2]]
     here, there = await target_scenario(toys[1], proposals), await target_scenario(remote_target, proposals)
@@ -301,19 +302,6 @@ async def test_a_message_that_cannot_be_read_ends_the_link_with_its_reason(serve
     assert draft.link.is_closed
 
 
-async def test_dense_rows_of_many_megabytes_cross(serve: Serve) -> None:
-    vocab_size = 1 << 19
-    row = np.full(vocab_size, 1.0 / vocab_size)
-    target = ToyTarget(lambda tokens: row, vocab_size)
-    talk = Talk(await RemoteTarget((await serve("target", target)).address).attach())
-    talk.link.send(
-        [opening(1, judging_rule=JudgingRule.DENSE_REJECTION, num_token_ids=vocab_size, sampling=SamplingParams())]
-    )
-    batch = await talk.say(Score(1, 2, 0, EMPTY_PREFIX, PROMPT, (5, 6, 7)))
-    assert batch.events[0].form.target_probs.nbytes == 4 * 4 * vocab_size > 8_000_000
-    await talk.link.close()
-
-
 async def test_over_a_unix_socket(serve: Serve, tmp_path: Any) -> None:
     draft = ToyDraft(DRAFT_ROWS, V)
     server = await serve("draft", draft, host=f"unix:{tmp_path / 'draft.sock'}")
@@ -322,3 +310,35 @@ async def test_over_a_unix_socket(serve: Serve, tmp_path: Any) -> None:
     batch = await talk.say(opening(1), Extend(1, 2, 0, EMPTY_PREFIX, PROMPT, 1))
     assert isinstance(batch.events[0], Proposal)
     await talk.link.close()
+
+
+async def test_an_answer_longer_than_a_message_ends_its_session_on_both_ends_and_no_other() -> None:
+    target = ToyTarget(TARGET_ROWS, V, num_pages=200)
+    requests: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def incoming() -> AsyncIterator[Any]:
+        while True:
+            yield await requests.get()
+
+    pump = LinkPump(
+        await target.attach(),
+        target_commands_from_proto,
+        target_events_to_proto,
+        max_message_bytes=1_500,
+    )
+    openings = [
+        opening(session, num_token_ids=V, num_logprobs=num_logprobs) for session, num_logprobs in enumerate((0, V, 0))
+    ]
+    scores = [Score(session, 2, 0, EMPTY_PREFIX, PROMPT, (4, 5) * 4) for session in range(3)]
+    requests.put_nowait(target_commands_to_proto([*openings, *scores]))
+    events: list[Any] = []
+    messages = pump.run(incoming())
+    async with asyncio.timeout(20):
+        while len(events) < 3:
+            events += target_events_from_proto(await anext(messages)).all_events()
+    by_session = {event.session: event for event in events}
+    assert isinstance(by_session[1], SessionFailed)
+    assert isinstance(by_session[0], Scores) and isinstance(by_session[2], Scores)
+    assert set(target.link.core.sessions) == {0, 2}
+    await messages.aclose()
+    assert target.num_pages_free == 200

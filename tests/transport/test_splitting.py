@@ -11,16 +11,21 @@ from outrider.ports import EventBatch, ForwardReport, ItemTiming, Release, Score
 from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
 from outrider.transport.convert.events import target_events_from_proto, target_events_to_proto
 from outrider.transport.link.splitting import split_commands, split_events
-from outrider.types import CandidateLogprobs, DenseScores, TokenScores
+from outrider.types import CandidateLogprobs, SparseScores, TokenScores
 from tests.support.equality import same
 
 LIMIT = 8_000
 REPORT = ForwardReport(1, 2, 3, 4, 5, 6, 7, 8)
 
 
+def _values(session: int, count: int) -> tuple[np.ndarray, ...]:
+    support, one = np.full(count, session, dtype=np.float32), np.ones(1, dtype=np.int32)
+    return support, one.astype(np.float32), one
+
+
 def scores(session: int, *, num_values: int = 0, num_prompt_logprobs: int = 0) -> Scores:
     if num_values:
-        return Scores(session, 3, 9, DenseScores(np.full((1, num_values), session, dtype=np.float32)))
+        return Scores(session, 3, 9, SparseScores(*_values(session, num_values)))
     ids, values = np.arange(100, dtype=np.int32), np.zeros(100, dtype=np.float32)
     position = CandidateLogprobs(ids, values, ids, ids, values)
     return Scores(session, 3, 9, TokenScores((session,)), prompt_logprobs=(position,) * num_prompt_logprobs)
@@ -45,7 +50,8 @@ def test_events_keep_their_order_and_every_part_says_what_the_forward_cost() -> 
     assert failed == ()
     assert all(batch.report == REPORT for batch in batches)
     assert same(tuple(event for batch in batches for event in batch.all_events()), tuple(events))
-    assert [timing.total_ns for batch in batches for timing in batch.timings] == list(range(len(events)))
+    timings = [own for batch in batches for part in batch.batched for own in part.timings(range(len(part.sessions)))]
+    assert [timing and timing.total_ns for timing in timings] == list(range(len(events)))
 
 
 @pytest.mark.parametrize(

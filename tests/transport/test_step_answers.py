@@ -28,7 +28,6 @@ from outrider.transport.link.pump import LinkPump
 from outrider.transport.remote import RemoteTarget
 from outrider.types import (
     CandidateLogprobs,
-    DenseScores,
     HiddenStates,
     JudgingRule,
     SparseEvidence,
@@ -204,16 +203,11 @@ def inline(event: ports.Scores) -> ports.Scores:
     return event
 
 
-def dense(session: int) -> ports.Scores:
-    rows = np.arange(8, dtype=np.float32).reshape(2, 4) + session
-    return ports.Scores(session, 3, 20, DenseScores(rows, -rows if session % 2 else None))
-
-
 @pytest.mark.parametrize("timed", [True, False])
 def test_answers_of_every_form_come_back_beside_other_events(timed: bool) -> None:
     events: list[Any] = []
     for index in range(0, 80, 8):
-        events += [greedy(index), sampled(index + 1), with_logprobs(index + 2), typical(index + 3), dense(index + 4)]
+        events += [greedy(index), sampled(index + 1), with_logprobs(index + 2), typical(index + 3)]
         events += [inline(greedy(index + 5)), with_logprobs(index + 6, num_prompt=3), ports.Preempted(index + 7, 1, 10)]
     _, batch = sent(events, timed=timed)
     assert [len(batched.sessions) for batched in batch.batched] == [20, 10]
@@ -303,9 +297,9 @@ def test_positions_with_logprobs_are_bounded_before_anything_is_made_of_them() -
         target_events_from_proto(message)
 
 
-@pytest.mark.parametrize("field", ["probs", "dense_logprobs", "hidden_states"])
+@pytest.mark.parametrize("field", ["hidden_states"])
 def test_lists_of_rows_have_one_entry_for_each(field: str) -> None:
-    message, _ = sent([dense(1) if field != "hidden_states" else inline(greedy(1))])
+    message, _ = sent([inline(greedy(1))])
     getattr(answers_of(message)[0].details, field).add()
     with pytest.raises(ProtocolError, match=f"{field} are not one for each of 1 rows"):
         target_events_from_proto(message)
@@ -382,8 +376,6 @@ async def test_answers_that_are_longer_than_a_message_are_cut_by_rows(most: int,
         OneBatch(events),
         target_commands_from_proto,
         target_events_to_proto,
-        offer=lambda name: None,
-        shares_memory=False,
         max_message_bytes=most,
     )
     stream, messages, told = pump.run(no_requests()), list[Any](), dict[int, Any]()

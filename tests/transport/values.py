@@ -31,8 +31,6 @@ from outrider.prefix_hash import chain_size
 from outrider.types import (
     AcceptanceMethod,
     CandidateLogprobs,
-    DenseEvidence,
-    DenseScores,
     FinishReason,
     HiddenStates,
     JudgingRule,
@@ -88,12 +86,6 @@ def sparse_evidence(draw: st.DrawFn, *, num_rows: int) -> SparseEvidence:
 
 
 @st.composite
-def matrices(draw: st.DrawFn) -> np.ndarray:
-    height, width = draw(st.integers(1, 3)), draw(st.integers(1, 4))
-    return draw(floats(height * width)).reshape(height, width)
-
-
-@st.composite
 def sparse_scores(draw: st.DrawFn) -> SparseScores:
     positions = draw(st.integers(1, 4))
     return SparseScores(draw(floats(draw(st.integers(0, 5)))), draw(floats(positions)), draw(ints(positions)))
@@ -109,7 +101,6 @@ forms = st.one_of(
     st.builds(TokenScores, ids),
     sparse_scores(),
     typical_scores(),
-    st.builds(DenseScores, matrices(), st.none() | matrices()),
 )
 sampling = st.builds(
     SamplingParams,
@@ -197,8 +188,7 @@ def scores_wanted(draw: st.DrawFn) -> ports.Score:
 @st.composite
 def proposals(draw: st.DrawFn) -> ports.Proposal:
     token_ids = draw(ids)
-    forms = [st.none(), st.builds(DenseEvidence, matrices())]
-    evidence = draw(st.one_of(*forms, *([sparse_evidence(num_rows=len(token_ids))] if token_ids else [])))
+    evidence = draw(st.one_of(st.none(), *([sparse_evidence(num_rows=len(token_ids))] if token_ids else [])))
     return ports.Proposal(draw(u64), draw(u64), draw(u32), token_ids, evidence)
 
 
@@ -261,7 +251,6 @@ descriptions = st.builds(
     tokenizer_files=st.dictionaries(text, st.binary(max_size=8), max_size=2),
     tokenizer_hash=text,
     acceptance_methods=st.lists(methods, max_size=3, unique=True).map(tuple),
-    tensor_planes=st.lists(st.sampled_from(["inline", "shared_memory"]), max_size=3, unique=True).map(tuple),
     version=text,
     hidden_size=u32,
     num_layers=u32,

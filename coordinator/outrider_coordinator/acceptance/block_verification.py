@@ -22,8 +22,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.types import DenseEvidence, DenseScores, SparseEvidence, SparseScores
-from outrider_coordinator.acceptance.dense import fit_columns
+from outrider.types import SparseEvidence, SparseScores
 from outrider_coordinator.acceptance.draws import coin, draw
 from outrider_coordinator.acceptance.rejection import indices_of_drafted
 from outrider_coordinator.acceptance.verdict import Verdict
@@ -49,24 +48,6 @@ def judge_block(
     drawn = draw(seed, base, base + kept, weights)
     token_id = evidence.token_ids[start + drawn] if drawn < width else scores.outside_token_ids[kept]
     return Verdict(kept, int(token_id))
-
-
-def judge_dense_block(
-    draft_token_ids: Sequence[int], evidence: DenseEvidence | None, scores: DenseScores, *, seed: int, base: int
-) -> Verdict:
-    """The verdict over whole rows."""
-    target, count = scores.target_probs.astype(np.float64), len(draft_token_ids)  # [K+1, V]
-    if evidence is None or not count:
-        return Verdict(0, draw(seed, base, base, target[0]))
-    draft = fit_columns(evidence.probs, target.shape[1]).astype(np.float64)  # [K, V]
-    places = np.arange(count), np.asarray(draft_token_ids)
-    ratios = (target[:count][places] / draft[places]).tolist()
-    kept, weights = _longest(
-        ratios, lambda index, rho: np.maximum(rho * target[index] - draft[index], 0.0), seed=seed, base=base
-    )
-    if kept == count:
-        return Verdict(count, draw(seed, base, base + count, target[count]))
-    return Verdict(kept, draw(seed, base, base + kept, weights))
 
 
 def sparse_ratios(draft_token_ids: Sequence[int], evidence: SparseEvidence, scores: SparseScores) -> list[float]:  # [K]

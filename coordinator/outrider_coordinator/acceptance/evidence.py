@@ -12,8 +12,6 @@ import numpy as np
 
 from outrider.errors import ProtocolError
 from outrider.types import (
-    DenseEvidence,
-    DenseScores,
     Evidence,
     ScoreForm,
     SparseEvidence,
@@ -22,7 +20,6 @@ from outrider.types import (
     TypicalScores,
 )
 from outrider_coordinator.acceptance.vectorized import (
-    ROW_SUM_TOLERANCE,
     TARGET_SUM_TOLERANCE,
     SupportRows,
     are_near_1,
@@ -31,37 +28,24 @@ from outrider_coordinator.acceptance.vectorized import (
 
 
 def is_sound_proposal(
-    token_ids: Sequence[int], evidence: Evidence, *, expects: type | None, asked: int, num_token_ids: int
+    token_ids: Sequence[int], evidence: Evidence, *, needs_evidence: bool, asked: int, num_token_ids: int
 ) -> bool:
     """True if the proposal can be judged.
 
-    ``expects`` is the form of evidence the rule needs, None for rules that need none; ``asked`` the draft length.
+    ``asked`` is the draft length. Evidence is checked only where the rule needs it.
     """
     if len(token_ids) > asked or not all(0 <= token_id < num_token_ids for token_id in token_ids):
         return False
-    if expects is None or not token_ids:
+    if not (needs_evidence and token_ids):
         return True
-    if not isinstance(evidence, expects):
-        return False
-    if isinstance(evidence, SparseEvidence):
-        return _is_sound_sparse_evidence(token_ids, evidence, num_token_ids)
-    return isinstance(evidence, DenseEvidence) and _is_sound_dense_evidence(token_ids, evidence, num_token_ids)
+    return evidence is not None and _is_sound_evidence(token_ids, evidence, num_token_ids)
 
 
-def _is_sound_sparse_evidence(token_ids: Sequence[int], evidence: SparseEvidence, num_token_ids: int) -> bool:
+def _is_sound_evidence(token_ids: Sequence[int], evidence: SparseEvidence, num_token_ids: int) -> bool:
     num_ids = int(evidence.counts.sum())
     if evidence.counts.shape != (len(token_ids),) or not evidence.token_ids.shape == evidence.probs.shape == (num_ids,):
         return False
     return are_sound(SupportRows.of_one(token_ids, evidence), np.array([num_token_ids]))
-
-
-def _is_sound_dense_evidence(token_ids: Sequence[int], evidence: DenseEvidence, num_token_ids: int) -> bool:
-    probs = evidence.probs
-    if probs.ndim != 2 or probs.shape[0] != len(token_ids) or probs.shape[1] <= max(token_ids):
-        return False
-    drafted = probs[np.arange(len(token_ids)), np.asarray(token_ids)]
-    sums = probs[:, :num_token_ids].sum(axis=1, dtype=np.float64)
-    return _is_non_negative(probs) and are_near_1(sums, ROW_SUM_TOLERANCE) and bool((drafted > 0).all())
 
 
 def check_scores(
@@ -76,12 +60,9 @@ def check_scores(
             len(scores.token_ids) == count + 1 and min(scores.token_ids) >= 0 and max(scores.token_ids) < num_token_ids
         )
     elif isinstance(scores, SparseScores):
-        support = evidence if isinstance(evidence, SparseEvidence) else None
-        sound = _is_sound_sparse(count, support, scores, num_token_ids)
-    elif isinstance(scores, TypicalScores):
-        sound = _is_sound_typical(count, scores, num_token_ids)
+        sound = _is_sound_sparse(count, evidence, scores, num_token_ids)
     else:
-        sound = _is_sound_dense(count, scores, num_token_ids)
+        sound = _is_sound_typical(count, scores, num_token_ids)
     if not sound:
         raise ProtocolError(f"scores of the form {type(scores).__name__} do not fit the {count} draft tokens judged")
 
@@ -117,15 +98,6 @@ def _is_sound_typical(count: int, scores: TypicalScores, num_token_ids: int) -> 
         and _in_range(scores.argmax_token_ids, num_token_ids)
         and 0 <= scores.bonus_token_id < num_token_ids
     )
-
-
-def _is_sound_dense(count: int, scores: DenseScores, num_token_ids: int) -> bool:
-    probs = scores.target_probs
-    if probs.ndim != 2 or probs.shape[0] != count + 1 or probs.shape[1] < num_token_ids:
-        return False
-    # Nothing may lie on padded ids, or one of them could be drawn.
-    sums = probs[:, :num_token_ids].sum(axis=1, dtype=np.float64)
-    return _is_non_negative(probs) and are_near_1(sums, TARGET_SUM_TOLERANCE)
 
 
 def _is_non_negative(values: np.ndarray) -> bool:

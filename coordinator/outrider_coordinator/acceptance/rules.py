@@ -3,56 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from outrider.types import (
     AcceptanceMethod,
-    DenseEvidence,
-    DenseScores,
     Evidence,
     JudgingRule,
     ScoreForm,
-    SparseEvidence,
     SparseScores,
     TokenScores,
     TypicalScores,
 )
-from outrider_coordinator.acceptance.block_verification import judge_block, judge_dense_block
+from outrider_coordinator.acceptance.block_verification import judge_block
 from outrider_coordinator.acceptance.coupled import judge_coupled
-from outrider_coordinator.acceptance.dense import judge_dense_rejection, judge_dense_typical
 from outrider_coordinator.acceptance.evidence import check_scores
 from outrider_coordinator.acceptance.rejection import judge_rejection
 from outrider_coordinator.acceptance.typical import judge_typical
 from outrider_coordinator.acceptance.verdict import Verdict
 
 
-def judging_rule(method: AcceptanceMethod, *, temperature: float, dense: bool = False) -> JudgingRule:
+def judging_rule(method: AcceptanceMethod, *, temperature: float) -> JudgingRule:
     """Judging rule of a request; temperature 0 is greedy with every method. The only place that derives it."""
     if temperature == 0:
         return JudgingRule.GREEDY
     if method is AcceptanceMethod.COUPLED:
         return JudgingRule.COUPLED
     if method is AcceptanceMethod.TYPICAL:
-        return JudgingRule.DENSE_TYPICAL if dense else JudgingRule.TYPICAL
-    return JudgingRule.DENSE_REJECTION if dense else JudgingRule.REJECTION
+        return JudgingRule.TYPICAL
+    return JudgingRule.REJECTION
 
 
-_EVIDENCE: dict[JudgingRule, type | None] = {
-    JudgingRule.GREEDY: None,
-    JudgingRule.COUPLED: None,
-    JudgingRule.REJECTION: SparseEvidence,
-    JudgingRule.DENSE_REJECTION: DenseEvidence,
-    JudgingRule.TYPICAL: None,
-    JudgingRule.DENSE_TYPICAL: None,
-}
 _SCORES: dict[JudgingRule, type] = {
     JudgingRule.GREEDY: TokenScores,
     JudgingRule.COUPLED: TokenScores,
     JudgingRule.REJECTION: SparseScores,
-    JudgingRule.DENSE_REJECTION: DenseScores,
     JudgingRule.TYPICAL: TypicalScores,
-    JudgingRule.DENSE_TYPICAL: DenseScores,
 }
 
 
@@ -73,25 +59,19 @@ class JudgeRules:
         method: AcceptanceMethod,
         *,
         temperature: float,
-        dense: bool,
         num_token_ids: int,
         posterior_threshold: float = 0.09,
         posterior_alpha: float = 0.3,
         verifies_blocks: bool = False,
     ) -> JudgeRules:
         """The rules of a request; temperature 0 is greedy under every method."""
-        rule = judging_rule(method, temperature=temperature, dense=dense)
+        rule = judging_rule(method, temperature=temperature)
         return cls(rule, num_token_ids, posterior_threshold, posterior_alpha, verifies_blocks)
 
     @property
     def is_of_target_alone(self) -> bool:
         """True if no draft can change the output, whatever it proposes."""
         return self.rule in (JudgingRule.GREEDY, JudgingRule.COUPLED)
-
-    @property
-    def evidence_form(self) -> type | None:
-        """The form of evidence that a proposal requires, if any."""
-        return _EVIDENCE[self.rule]
 
 
 def judge_one(
@@ -107,18 +87,6 @@ def judge_one(
     if rule in (JudgingRule.GREEDY, JudgingRule.COUPLED):
         return judge_coupled(draft_token_ids, cast(TokenScores, scores))
     if rule is JudgingRule.REJECTION:
-        sparse = cast(SparseEvidence | None, evidence)
-        judge_sparse = judge_block if rules.verifies_blocks else judge_rejection
-        return judge_sparse(draft_token_ids, sparse, cast(SparseScores, scores), seed=seed, base=base)
-    bounds = {"threshold": rules.posterior_threshold, "alpha": rules.posterior_alpha}
-    if rule is JudgingRule.TYPICAL:
-        return judge_typical(cast(TypicalScores, scores), **bounds)
-    known = _known_columns(cast(DenseScores, scores), rules.num_token_ids)
-    if rule is JudgingRule.DENSE_TYPICAL:
-        return judge_dense_typical(draft_token_ids, known, seed=seed, base=base, **bounds)
-    judge_dense = judge_dense_block if rules.verifies_blocks else judge_dense_rejection
-    return judge_dense(draft_token_ids, cast(DenseEvidence | None, evidence), known, seed=seed, base=base)
-
-
-def _known_columns(scores: DenseScores, num_token_ids: int) -> DenseScores:
-    return replace(scores, target_probs=scores.target_probs[:, :num_token_ids])
+        judge = judge_block if rules.verifies_blocks else judge_rejection
+        return judge(draft_token_ids, evidence, cast(SparseScores, scores), seed=seed, base=base)
+    return judge_typical(cast(TypicalScores, scores), threshold=rules.posterior_threshold, alpha=rules.posterior_alpha)

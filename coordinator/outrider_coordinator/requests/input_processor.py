@@ -42,9 +42,6 @@ class Tokenized:
 class InputProcessor:
     """Prepares requests for one target."""
 
-    dense = False
-    """True if whole rows of probabilities travel: the reference that tests compare the sparse forms with."""
-
     def __init__(
         self,
         settings: CoordinatorSettings,
@@ -151,7 +148,6 @@ class InputProcessor:
         return JudgeRules.of(
             method,
             temperature=temperature,
-            dense=self.dense,
             num_token_ids=self._target.num_token_ids,
             posterior_threshold=self._settings.posterior_threshold,
             posterior_alpha=self._settings.posterior_alpha,

@@ -38,7 +38,7 @@ def on_proposal(session: SessionState, event: Proposal, timing: ItemTiming | Non
         session.spec_stats.num_bad_evidence += 1
         session.no_draft_reason = WithoutDraft.BAD_EVIDENCE
     elif event.token_ids:
-        evidence = event.evidence if session.engine_request.rules.evidence_form is not None else None
+        evidence = event.evidence if session.engine_request.rules.rule.needs_evidence else None
         session.proposal = Drafted(event.token_ids, evidence, side.opened)
     steps.score(session, timing)
 
@@ -48,7 +48,7 @@ def _may_be_judged(session: SessionState, event: Proposal, draft_length: int) ->
     return is_sound_proposal(
         event.token_ids,
         event.evidence,
-        expects=rules.evidence_form,
+        needs_evidence=rules.rule.needs_evidence,
         asked=draft_length,
         num_token_ids=rules.num_token_ids,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider.types import DenseEvidence, SparseEvidence
+from outrider.types import SparseEvidence
 from outrider_coordinator.session.draft_side import NOTHING_DRAFTED, Drafted
 from outrider_coordinator.session.state import SessionState
 
@@ -33,15 +33,15 @@ def least_forced(session: SessionState, draft_length: int) -> int:
 
 
 def forced_proposal(session: SessionState) -> Drafted:
-    """The forced tokens after the committed ones; nothing where there are none, or where they cannot be judged."""
+    """The forced tokens after the committed ones, if there are any."""
     request = session.engine_request
-    if request.matcher is None or request.rules.evidence_form is DenseEvidence:
+    if request.matcher is None:
         return NOTHING_DRAFTED
     most = min(MAX_FORCED_TOKENS, session.output.num_remaining - 1)
     token_ids = session.output.forced_token_ids()[:most] if most > 0 else ()
     if not token_ids or max(token_ids) >= request.num_token_ids:
         return NOTHING_DRAFTED
-    if request.rules.evidence_form is None:
+    if not request.rules.rule.needs_evidence:
         return Drafted(token_ids)
     ones, ids = np.ones(len(token_ids), dtype=np.int32), np.array(token_ids, dtype=np.int32)
     return Drafted(token_ids, SparseEvidence(ones, ids, ones.astype(np.float32)))

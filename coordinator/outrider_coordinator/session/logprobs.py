@@ -9,7 +9,7 @@ import numpy as np
 from outrider.batched import LogprobBatch
 from outrider.errors import ProtocolError
 from outrider.ports import Scores
-from outrider.types import CandidateLogprobs, DenseScores, FloatArray, TokenLogprob
+from outrider.types import CandidateLogprobs, TokenLogprob
 
 _MISSING = "scores came without the logprobs that were asked for"
 
@@ -24,13 +24,8 @@ def token_logprob(position: CandidateLogprobs, token_id: int) -> TokenLogprob:
     return TokenLogprob(token_id, float(position.logprobs[index]), int(position.ranks[index]), top)
 
 
-def emitted_logprobs(scores: Scores, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprob, ...]:
+def emitted_logprobs(scores: Scores, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
     """The logprobs of a verdict's tokens, the first at position 0 of the scores."""
-    if isinstance(scores.form, DenseScores):
-        rows = scores.form.logprobs
-        if rows is None or rows.shape[0] < len(token_ids):
-            raise ProtocolError("dense scores came without the logprobs that were asked for")
-        return tuple(_from_row(row, token_id, num_top) for row, token_id in zip(rows, token_ids, strict=False))
     if len(scores.logprobs) < len(token_ids):
         raise ProtocolError(_MISSING)
     return tuple(map(token_logprob, scores.logprobs, token_ids))
@@ -66,12 +61,6 @@ class JointLogprobs:
 
 def _left_out(token_id: int) -> str:
     return f"scores hold no logprob of token {token_id}, which was emitted"
-
-
-def _from_row(row: FloatArray, token_id: int, num_top: int) -> TokenLogprob:
-    likeliest = np.argsort(-row, kind="stable")[:num_top]
-    top = tuple((int(index), float(row[index])) for index in likeliest)
-    return TokenLogprob(token_id, float(row[token_id]), 1 + int(np.count_nonzero(row > row[token_id])), top)
 
 
 def prompt_logprobs(scores: Scores, prompt_token_ids: Sequence[int]) -> tuple[TokenLogprob | None, ...]:

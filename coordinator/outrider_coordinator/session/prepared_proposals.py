@@ -21,7 +21,7 @@ from outrider_coordinator.session.state import DRAFTING, SCORING
 from outrider_coordinator.session.table import NO_TOKEN, Ints, SessionTable
 from outrider_coordinator.speculation import DraftLengthPolicy
 
-_UNUSUAL = 3 << col.TARGET_READINESS | col.IS_DENSE
+_UNUSUAL = 3 << col.TARGET_READINESS
 
 
 @dataclass(slots=True)

@@ -120,9 +120,7 @@ class SessionState:
         is_slow = rules.rule not in _TOKEN_RULES and not (is_sparse and not rules.verifies_blocks)
         is_slow |= self.resumed_finish is not None
         has_grammar = self.engine_request.matcher is not None
-        is_dense = rules.rule is JudgingRule.DENSE_REJECTION
-        values[col.FLAGS] |= is_sparse * col.IS_SPARSE | is_dense * col.IS_DENSE | is_slow * col.IS_SLOW
-        values[col.FLAGS] |= has_grammar * col.HAS_GRAMMAR
+        values[col.FLAGS] |= is_sparse * col.IS_SPARSE | is_slow * col.IS_SLOW | has_grammar * col.HAS_GRAMMAR
         values[col.LIMIT] = rules.num_token_ids
         values[col.SEED : col.SEED + 1].view(np.uint64)[0] = self.engine_request.seed
 

@@ -46,7 +46,7 @@ LEAST_LOOKAHEAD_STEPS = 16
 MAX_SILENT_STEPS = 6
 """Steps in a row that a target begins by itself without draft tokens. Then its draft is asked: it may have lost the
 session, or be slower than the target."""
-UNCLAIMED = col.IS_SPARSE | col.IS_DENSE | col.READS_STATES | col.HAS_GRAMMAR
+UNCLAIMED = col.IS_SPARSE | col.READS_STATES | col.HAS_GRAMMAR
 """Flags of a row whose steps are never claimed."""
 _PASSING = frozenset((WithoutDraft.NOTHING_PROPOSED, WithoutDraft.BAD_EVIDENCE))
 """Reasons after which the next step may have a proposal."""

@@ -15,10 +15,10 @@ number.
 NUM_COLUMNS = 26
 
 (
-    PAUSED, HAS_PART, IS_LATE, READS_STATES, IS_SPARSE, IS_DENSE, IS_SLOW, HAS_GRAMMAR, CLAIMS,
-) = (1 << bit for bit in range(9))  # fmt: skip
-"""Bits of ``FLAGS``. ``IS_SPARSE`` and ``IS_DENSE``: form of the evidence. ``IS_SLOW``: judged neither by tokens nor
+    PAUSED, HAS_PART, IS_LATE, READS_STATES, IS_SPARSE, IS_SLOW, HAS_GRAMMAR, CLAIMS,
+) = (1 << bit for bit in range(8))  # fmt: skip
+"""Bits of ``FLAGS``. ``IS_SPARSE``: form of the evidence. ``IS_SLOW``: judged neither by tokens nor
 by sparse rejection token by token, or in need of prompt logprobs alone. ``HAS_GRAMMAR``: tokens are checked.
 ``CLAIMS``: the target was asked for a step that it had begun by itself."""
-DRAFT_READINESS, TARGET_READINESS = 9, 11
+DRAFT_READINESS, TARGET_READINESS = 8, 10
 """First of the two bits of ``FLAGS`` that hold an index of ``Readiness``; 0 is open."""

@@ -28,7 +28,7 @@ from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.model_executor.cost_profile import profile_draft
 from outrider.model_executor.device_lock import device_lock
 from outrider.model_executor.distributed.runner import open_runner
-from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftMetadata, DraftRow, fits_loop
+from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftMetadata, DraftRow
 from outrider.model_executor.draft_loop.batched import DraftBatch
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
@@ -290,7 +290,7 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         if not isinstance(state, DraftState):
             opened = session.open
             # A loop masks no tokens of grammars: masked passes take longer than the tokens that they save.
-            metadata = self._metadata_of(opened) if self._can_loop and fits_loop(opened) else None
+            metadata = self._metadata_of(opened) if self._can_loop else None
             state = session.executor_state = DraftState(SessionSampling(opened, self.runner.sampler.grammars), metadata)
         return state
 

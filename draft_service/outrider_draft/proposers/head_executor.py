@@ -18,7 +18,7 @@ from outrider.kv_cache import KVSequence
 from outrider.model_executor.device_setup import keep_to_set_threads
 from outrider.model_executor.draft_heads.runner import PAIR_LAG, DraftHeadRunner
 from outrider.model_executor.draft_heads.state_rows import HeadStateRows
-from outrider.model_executor.draft_loop import MAX_STEPS, DraftMetadata, DraftRow, fits_loop
+from outrider.model_executor.draft_loop import MAX_STEPS, DraftMetadata, DraftRow
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.ports import Extend, Proposal
@@ -228,7 +228,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         state = session.executor_state
         if not isinstance(state, HeadState):
             opened = session.open
-            loops = self.runner.max_prefill > 0 and fits_loop(opened)
+            loops = self.runner.max_prefill > 0
             argmax = self.runner.sampler.rules.takes_argmax
             metadata = DraftMetadata.of(opened, self._vocab_size, takes_argmax=argmax) if loops else None
             state = session.executor_state = HeadState(SessionSampling(opened), metadata)

@@ -12,7 +12,7 @@ import numpy as np
 
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.sampling.proposing import Drawn
-from outrider.types import DenseEvidence, Evidence, SparseEvidence
+from outrider.types import Evidence, SparseEvidence
 
 
 def single(drawn: Drawn) -> Draws:
@@ -29,18 +29,13 @@ def joined(draws: Sequence[Draws]) -> Draws:
 
 
 def _evidence_of(drawn: Drawn) -> Evidence:
-    if drawn.dense_probs is not None:
-        return DenseEvidence(drawn.dense_probs[None])
     if drawn.support_ids is None or drawn.support_probs is None:
         return None
     return SparseEvidence(np.array([len(drawn.support_ids)], dtype=np.int32), drawn.support_ids, drawn.support_probs)
 
 
 def _joined_evidence(parts: Sequence[Evidence]) -> Evidence:
-    """Evidence of one request, so of one form; None if its rule needs none."""
-    dense = [part.probs for part in parts if isinstance(part, DenseEvidence)]
-    if dense:
-        return DenseEvidence(np.concatenate(dense))
+    """Evidence of one request; None if its rule needs none."""
     sparse = [part for part in parts if isinstance(part, SparseEvidence)]
     if not sparse:
         return None

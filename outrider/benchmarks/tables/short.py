@@ -9,7 +9,6 @@ from outrider.benchmarks.schema import Result
 from outrider.benchmarks.tables.cells import acceptance_rate, arms_of, median_of, number
 from outrider.benchmarks.tables.peers import measurements
 from outrider.benchmarks.tracing.run import NOT_SAMPLED, PLACES, SAMPLED, added_us
-from outrider.benchmarks.wire.run import plane_ratios
 
 Line = tuple[str, str]
 """(what, figure with its unit)."""
@@ -73,8 +72,6 @@ def _rpc(result: Result) -> Iterable[Line]:
     small = result.find("round_trip", call="stream", over="tcp")
     if small is not None:
         yield f"round trip of {small.labels['num_bytes']} bytes", f"{number(small.median, 3)} ms"
-    for size, times in plane_ratios(result.series).items():
-        yield f"shared memory over inline, {size} bytes", f"{times:.1f} times as fast"
 
 
 def _step(result: Result) -> Iterable[Line]:

@@ -183,7 +183,7 @@ def _session_table() -> SessionTable[PlainSequence]:
 
 
 def _plan(max_tokens: int) -> EngineRequest:
-    rules = JudgeRules.of(AcceptanceMethod.REJECTION, temperature=0, dense=False, num_token_ids=VOCAB_SIZE)
+    rules = JudgeRules.of(AcceptanceMethod.REJECTION, temperature=0, num_token_ids=VOCAB_SIZE)
     return EngineRequest(
         prompt_token_ids=_PROMPT,
         max_tokens=max_tokens,

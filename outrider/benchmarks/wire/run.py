@@ -21,7 +21,6 @@ from outrider.benchmarks.child_process import child_process
 from outrider.benchmarks.environment import describe_environment, now
 from outrider.benchmarks.schema import Label, Result, Series
 from outrider.benchmarks.wire.echo import HEADER_BYTES, SERVICE, make_request, reply_to
-from outrider.benchmarks.wire.tensors import INLINE, SHARED, measure
 from outrider.errors import ConfigError, ProtocolError
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, open_channel
 
@@ -42,21 +41,17 @@ class WirePlan:
     """Size of a request's reply; None: that of the request."""
     calls: tuple[str, ...] = (UNARY, STREAM)
     over: tuple[str, ...] = (TCP, UNIX)
-    tensor_bytes: tuple[int, ...] = ()
-    """Sizes of tensors on a real link, each inline and in shared memory."""
     num_samples: int = 200
     num_warmups: int = 20
 
     @property
     def num_cases(self) -> int:
         """Combinations."""
-        return len(self.num_bytes) * len(self.calls) * len(self.over) + len(self.tensor_bytes)
+        return len(self.num_bytes) * len(self.calls) * len(self.over)
 
     def __post_init__(self) -> None:
         if min(self.num_bytes) < HEADER_BYTES:
             raise ConfigError("num_bytes", f"must be at least {HEADER_BYTES}, not {min(self.num_bytes)}")
-        if any(size < 4 or size % 4 for size in self.tensor_bytes):
-            raise ConfigError("tensor_bytes", "must be multiples of 4, the bytes of a float32")
         for name, given, known in (("calls", self.calls, (UNARY, STREAM)), ("over", self.over, (TCP, UNIX))):
             if not given or not set(given) <= set(known):
                 raise ConfigError(name, f"must be of {', '.join(known)}, not {', '.join(given)}")
@@ -77,9 +72,6 @@ async def _run(plan: WirePlan, on_done: Callable[[], None]) -> tuple[Series, ...
                     for num_bytes in plan.num_bytes:
                         series.append(await _measure(address, plan, call, over, num_bytes))
                         on_done()
-    for tensor_bytes in plan.tensor_bytes:
-        series += await measure((tensor_bytes,), num_samples=plan.num_samples, num_warmups=plan.num_warmups)
-        on_done()
     return tuple(series)
 
 
@@ -143,16 +135,6 @@ def to_rows(series: tuple[Series, ...]) -> list[tuple[Label, Label, Label, Label
         for item in series
         if (found := item.statistics) is not None
     ]
-
-
-def plane_ratios(series: tuple[Series, ...]) -> dict[int, float]:
-    """Ratio of the median time inline to that in shared memory, by bytes of a tensor."""
-    medians = {
-        (item.labels["over"], int(item.labels["reply_bytes"])): found.median
-        for item in series
-        if (found := item.statistics) is not None
-    }
-    return {size: medians[INLINE, size] / time for (over, size), time in medians.items() if over == SHARED}
 
 
 def to_result(series: tuple[Series, ...], plan: WirePlan, *, name: str) -> Result:

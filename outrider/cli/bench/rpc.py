@@ -16,15 +16,6 @@ NumBytes = Annotated[
     list[int] | None,
     typer.Option("--num-bytes", min=8, help="Bytes of a request; may be repeated.", show_default="200, 20000, 2000000"),
 ]
-TensorBytes = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--tensor-bytes",
-        min=0,
-        help="Bytes of a tensor on a real link, inline and in shared memory; may be repeated, 0: none.",
-        show_default="20000000",
-    ),
-]
 Calls = Annotated[
     list[str] | None, typer.Option("--call", help="unary or stream; may be repeated.", show_default="both")
 ]
@@ -37,7 +28,6 @@ def rpc(
     reply_bytes: Annotated[int, typer.Option(min=-1, help="Bytes of a reply; -1: the size of its request.")] = 16,
     call: Calls = None,
     over: Over = None,
-    tensor_bytes: TensorBytes = None,
     samples: Samples = 200,
     warmups: Warmups = 20,
     save_as: Save = None,
@@ -49,14 +39,11 @@ def rpc(
         reply_bytes=None if reply_bytes < 0 else reply_bytes,
         calls=tuple(call or ("unary", "stream")),
         over=tuple(over or ("tcp", "unix")),
-        tensor_bytes=tuple(filter(None, (20_000_000,) if tensor_bytes is None else tensor_bytes)),
         num_samples=samples,
         num_warmups=warmups,
     )
     with bar("cases", plan.num_cases) as advance:
         series = bench.run_plan(plan, on_done=advance)
     output.print(table(_HEADS, bench.to_rows(series)))
-    for size, ratio in bench.plane_ratios(series).items():
-        output.print(f"{size} bytes: shared memory is {ratio:.1f} times as fast as inline")
     if save_as is not None:
         save(bench.to_result(series, plan, name=save_as))

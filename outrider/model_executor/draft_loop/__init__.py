@@ -1,6 +1,6 @@
 """Several draft tokens in one launch: forwards and draws in turn on the device, the host asked for nothing between.
 
-``rows`` says which requests can be served so and what a row is, ``plan`` lays a launch out as one buffer of numbers,
+``rows`` says what a row is, ``plan`` lays a launch out as one buffer of numbers,
 ``loop`` runs it, ``results`` reads what came of it.
 """
 
@@ -10,8 +10,7 @@ from outrider.model_executor.draft_loop.rows import (
     DraftMetadata,
     DraftRow,
     check_draft_rows,
-    fits_loop,
 )
 from outrider.sampling.support import DraftingRules
 
-__all__ = ["MAX_CATCH_UP", "MAX_STEPS", "DraftRow", "DraftMetadata", "DraftingRules", "check_draft_rows", "fits_loop"]
+__all__ = ["MAX_CATCH_UP", "MAX_STEPS", "DraftRow", "DraftMetadata", "DraftingRules", "check_draft_rows"]

@@ -86,14 +86,6 @@ def check_draft_rows(
         limits.check(row.token_ids, row.sequence.length + more)
 
 
-def fits_loop(open_: Open) -> bool:
-    """True if a request's draft tokens are drawn on the device: all but those of whole rows of probabilities, which are
-    a reference. Grammars, penalties, biases, bad words, allowed ids and bans past ``MAX_BANNED`` are left to the
-    target: what a draft proposes against them is rejected, and what it was drawn from is reported without them.
-    """
-    return not open_.judging_rule.is_dense
-
-
 def _parameters_of(open_: Open, vocab_size: int, *, takes_argmax: bool) -> RowParameters:
     greedy, sampling = is_greedy(open_), open_.sampling
     return RowParameters(

@@ -22,7 +22,7 @@ from outrider.randomness.streams import Stream
 from outrider.sampling.draws import gumbel_argmax, gumbel_argmax_by_groups, stream_rows
 from outrider.sampling.rows import LogitRow, ScoreRequest
 from outrider.sampling.softmax import row_sums, softmax_rows
-from outrider.types import DenseScores, JudgingRule, ScoreForm, SparseScores, Support, TokenScores, TypicalScores
+from outrider.types import JudgingRule, ScoreForm, SparseScores, Support, TokenScores, TypicalScores
 
 ENTROPY_OFFSET = 1e-5
 """Offset in the logarithm of the entropy of typical acceptance, as in Medusa and vLLM."""
@@ -154,12 +154,6 @@ def typical_form(group: Group) -> list[Scored]:
     return scored
 
 
-def dense_form(group: Group) -> list[Scored]:
-    """Dense: whole rows of probabilities, the reference for tests."""
-    probs = softmax_rows(group.logits).cpu().numpy()
-    return [Scored(DenseScores(probs[span].copy()), []) for _, span in group.spans()]
-
-
 def form_of(open_: Open) -> Form:
     """Form of a session's scores, by its judging rule."""
     return _FORMS[open_.judging_rule]
@@ -170,6 +164,4 @@ _FORMS: dict[JudgingRule, Form] = {
     JudgingRule.COUPLED: coupled_form,
     JudgingRule.REJECTION: sparse_form,
     JudgingRule.TYPICAL: typical_form,
-    JudgingRule.DENSE_REJECTION: dense_form,
-    JudgingRule.DENSE_TYPICAL: dense_form,
 }

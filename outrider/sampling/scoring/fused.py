@@ -1,7 +1,7 @@
 """Asynchronous scoring: kernels are launched behind the forward, and their results are read later.
 
 On a GPU most sessions are scored by ``outrider.kernels.scoring``, which reads the logits once, as the model computed
-them. Sessions with dense scores, or logprobs of whole supports, and all sessions on a CPU, are scored by
+them. Sessions with logprobs of whole supports, and all sessions on a CPU, are scored by
 ``score.score`` when the results are read. Tokens and probabilities are equal within the contract of the kernels.
 
 Shape letters: ``R`` rows, the K+1 positions of every session one after the other; ``V`` vocabulary.

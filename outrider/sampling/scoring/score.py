@@ -8,7 +8,6 @@ Shape letters: ``R`` rows, the K+1 positions of every session one after the othe
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from outrider.sampling.logprobs import drawable_logprobs, position_logprobs
 from outrider.sampling.rows import LogitRow, ScoreRequest
 from outrider.sampling.scoring.contract import broken_contract
 from outrider.sampling.scoring.forms import Form, Group, Scored, form_of
-from outrider.types import CandidateLogprobs, DenseScores, LogprobsMode, ScoreForm
+from outrider.types import CandidateLogprobs, LogprobsMode, ScoreForm
 
 __all__ = ["ScoreOutcome", "ScoreRequest", "score"]
 
@@ -37,7 +36,7 @@ class ScoreOutcome:
 
     form: ScoreForm | None
     logprobs: tuple[CandidateLogprobs, ...] = ()
-    """[K+1] if requested; empty with ``DenseScores``, which hold their own."""
+    """[K+1] if requested."""
     error: OutriderError | None = None
 
 
@@ -79,7 +78,7 @@ def score(logits: Tensor, requests: Sequence[ScoreRequest]) -> list[ScoreOutcome
         found |= zip(chosen, form(batch.group(chosen)), strict=True)
     logprobs = _logprobs(batch, found)
     return [
-        ScoreOutcome(None, error=error) if error is not None else _outcome(batch, i, found[i], logprobs.get(i, ()))
+        ScoreOutcome(None, error=error) if error is not None else ScoreOutcome(found[i].form, logprobs.get(i, ()))
         for i, error in enumerate(errors)
     ]
 
@@ -114,14 +113,6 @@ def _errors(batch: _Batch) -> list[OutriderError | None]:
     ]
 
 
-def _outcome(batch: _Batch, i: int, scored: Scored, logprobs: tuple[CandidateLogprobs, ...]) -> ScoreOutcome:
-    open_, form = batch.requests[i].open, scored.form
-    if open_.num_logprobs is None or not isinstance(form, DenseScores):
-        return ScoreOutcome(form, logprobs)
-    own = drawable_logprobs(batch.source(i)[batch.spans[i].start : batch.spans[i].stop], open_.num_token_ids)
-    return ScoreOutcome(dataclasses.replace(form, logprobs=own.cpu().numpy()))
-
-
 def _logprobs(batch: _Batch, found: Mapping[int, Scored]) -> dict[int, tuple[CandidateLogprobs, ...]]:
     """Logprobs of the requests that want them, computed together: alone, each would wait for the device."""
     logprobs: dict[int, tuple[CandidateLogprobs, ...]] = {}
@@ -144,7 +135,7 @@ def _alike(batch: _Batch, found: Mapping[int, Scored]) -> Iterator[list[int]]:
     groups: dict[object, list[int]] = {}
     for i in sorted(found):
         open_ = batch.requests[i].open
-        if open_.num_logprobs is not None and not isinstance(found[i].form, DenseScores):
+        if open_.num_logprobs is not None:
             key = open_.logprobs_mode, open_.num_token_ids, open_.num_logprobs
             groups.setdefault(key, []).append(i)
     for group in groups.values():

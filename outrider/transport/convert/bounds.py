@@ -127,7 +127,6 @@ def check_description(message: link_pb2.ModelDescription) -> None:
     limits.LINK_HIDDEN_LAYERS.check("hidden_state_layers", len(message.hidden_state_layers))
     limits.LINK_FILES.check("tokenizer_files", len(message.tokenizer_files))
     limits.LINK_FILES.check("acceptance_methods", len(message.acceptance_methods))
-    limits.LINK_FILES.check("tensor_planes", len(message.tensor_planes))
     limits.LINK_FILES.check("plane_kinds", len(message.plane_kinds))
     limits.LINK_PAGES.check("num_pages", message.num_pages)
     limits.LINK_STEP_COSTS.check("step_costs", len(message.step_costs))

@@ -8,13 +8,6 @@ from outrider.transport.convert.reading import shortened
 from outrider.transport.convert.sampling import method_from_proto, method_to_proto
 from outrider.types import AcceptanceMethod, ModelDescription, StepCost
 from outrider.v1 import link_pb2 as pb
-from outrider.v1 import tensor_pb2
-
-_PLANES: dict[str, tensor_pb2.TensorPlane] = {
-    "inline": tensor_pb2.TENSOR_PLANE_INLINE,
-    "shared_memory": tensor_pb2.TENSOR_PLANE_SHARED_MEMORY,
-}
-_PLANES_BACK: dict[int, str] = {number: plane for plane, number in _PLANES.items()}
 
 
 def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
@@ -41,7 +34,6 @@ def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
         ],
         tokenizer_hash=description.tokenizer_hash,
         acceptance_methods=map(method_to_proto, description.acceptance_methods),
-        tensor_planes=[_PLANES[plane] for plane in description.tensor_planes],
         version=description.version,
         tensor_parallel_size=description.tensor_parallel_size,
         heartbeat_interval_ms=description.heartbeat_interval_ms,
@@ -56,7 +48,7 @@ def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
 
 
 def description_from_proto(message: pb.ModelDescription) -> ModelDescription:
-    """Convert all fields; unknown methods and planes are left out."""
+    """Convert all fields; unknown methods are left out."""
     if message.role not in ("draft", "target"):
         raise ProtocolError(f"role: must be draft or target, not {shortened(message.role)!r}")
     try:
@@ -83,7 +75,6 @@ def description_from_proto(message: pb.ModelDescription) -> ModelDescription:
         tokenizer_files={file.name: file.content for file in message.tokenizer_files},
         tokenizer_hash=message.tokenizer_hash,
         acceptance_methods=tuple(filter(None, map(_known_method, message.acceptance_methods))),
-        tensor_planes=tuple(_PLANES_BACK[plane] for plane in message.tensor_planes if plane in _PLANES_BACK),
         version=message.version,
         tensor_parallel_size=message.tensor_parallel_size or 1,
         heartbeat_interval_ms=message.heartbeat_interval_ms,

@@ -6,7 +6,6 @@ A message is a list of events in order. Answers are arrays, the others are items
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from outrider import ports
@@ -14,7 +13,6 @@ from outrider.batched import AnswerBatch
 from outrider.errors import ProtocolError
 from outrider.item_batch import batch_of_answers
 from outrider.limits import LINK_ITEMS, LONGEST_RETRY_DELAY_MS, LONGEST_STAGE_NS
-from outrider.transport.convert.arrays import Fetch, Place, fetch_nothing, place_nothing
 from outrider.transport.convert.channels import (
     channel_offer_from_proto,
     channel_offer_to_proto,
@@ -178,55 +176,49 @@ def report_from_proto(message: pb.ForwardReport) -> ports.ForwardReport:
     )
 
 
-def draft_events_to_proto(batch: ports.EventBatch[ports.DraftEvent], place: Place = place_nothing) -> pb.DraftEvents:
+def draft_events_to_proto(batch: ports.EventBatch[ports.DraftEvent]) -> pb.DraftEvents:
     """One message from a draft; ``ProtocolError`` when a value does not fit its field."""
     message = pb.DraftEvents(report=report_to_proto(batch.report))
-    _write_events(message, batch, place, _write_draft_event)
+    _write_events(message, batch, _write_draft_event)
     return message
 
 
-def target_events_to_proto(batch: ports.EventBatch[ports.TargetEvent], place: Place = place_nothing) -> pb.TargetEvents:
+def target_events_to_proto(batch: ports.EventBatch[ports.TargetEvent]) -> pb.TargetEvents:
     """One message from a target; ``ProtocolError`` when a value does not fit its field."""
     message = pb.TargetEvents(report=report_to_proto(batch.report))
-    _write_events(message, batch, place, _write_target_event)
+    _write_events(message, batch, _write_target_event)
     return message
 
 
-def _write_events(message: Any, batch: ports.EventBatch[Any], place: Place, write: Callable[[Any, Any], None]) -> None:  # noqa: ANN401
+def _write_events(message: Any, batch: ports.EventBatch[Any], write: Callable[[Any, Any], None]) -> None:  # noqa: ANN401
     add = message.events.add
     with out_of_range_breaks_the_contract():
         if batch.events:
-            _write_single(add, batch, place, write)
+            _write_single(add, batch, write)
         for batched in batch.batched:
-            write_step_answers(add().answers, batched, place)
+            write_step_answers(add().answers, batched)
 
 
-def _write_single(
-    add: Callable[[], Any], batch: ports.EventBatch[Any], place: Place, write: Callable[[Any, Any], None]
-) -> None:
+def _write_single(add: Callable[[], Any], batch: ports.EventBatch[Any], write: Callable[[Any, Any], None]) -> None:
     timings = dict(zip(map(id, batch.events), batch.timings, strict=False))
     for before, answers, after in in_runs(batch.events, _ANSWERS):
         for event in before:
             write(add(), event)
         own = [timings[id(answer)] for answer in answers] if timings else ()
         for batched in batch_of_answers(answers, own) if answers else ():
-            write_step_answers(add().answers, batched, place)
+            write_step_answers(add().answers, batched)
         for event in after:
             write(add(), event)
 
 
-def draft_events_from_proto(
-    message: pb.DraftEvents, fetch: Fetch = fetch_nothing
-) -> ports.EventBatch[ports.DraftEvent]:
+def draft_events_from_proto(message: pb.DraftEvents) -> ports.EventBatch[ports.DraftEvent]:
     """One message from a draft; ``ProtocolError`` for unknown or too many events, or malformed arrays."""
-    return _read_events(message, partial(proposals_from_proto, fetch=fetch), _DRAFT_READERS)
+    return _read_events(message, proposals_from_proto, _DRAFT_READERS)
 
 
-def target_events_from_proto(
-    message: pb.TargetEvents, fetch: Fetch = fetch_nothing
-) -> ports.EventBatch[ports.TargetEvent]:
+def target_events_from_proto(message: pb.TargetEvents) -> ports.EventBatch[ports.TargetEvent]:
     """One message from a target; ``ProtocolError`` as for a draft."""
-    return _read_events(message, partial(scores_from_proto, fetch=fetch), _TARGET_READERS)
+    return _read_events(message, scores_from_proto, _TARGET_READERS)
 
 
 def _read_events(

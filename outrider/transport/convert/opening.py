@@ -20,8 +20,6 @@ _RULES: dict[JudgingRule, pb.JudgingRule] = {
     JudgingRule.COUPLED: pb.JUDGING_RULE_COUPLED,
     JudgingRule.REJECTION: pb.JUDGING_RULE_REJECTION,
     JudgingRule.TYPICAL: pb.JUDGING_RULE_TYPICAL,
-    JudgingRule.DENSE_REJECTION: pb.JUDGING_RULE_DENSE_REJECTION,
-    JudgingRule.DENSE_TYPICAL: pb.JUDGING_RULE_DENSE_TYPICAL,
 }
 _RULES_BACK: dict[int, JudgingRule] = {number: rule for rule, number in _RULES.items()}
 

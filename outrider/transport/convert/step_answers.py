@@ -27,11 +27,9 @@ from outrider.batched import (
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_FIELDS, LINK_POSITIONS, LINK_SUPPORT_IDS
 from outrider.ports import Proposal
-from outrider.transport.convert.arrays import Fetch, Place
 from outrider.transport.convert.packed_arrays import array_bytes, check_largest, from_bytes, sums_by_row, total
 from outrider.transport.convert.step_details import (
     read_logprobs,
-    read_proposal_details,
     read_score_details,
     write_details,
     write_logprobs,
@@ -42,8 +40,8 @@ from outrider.v1 import link_pb2 as pb
 _NO_IDS = np.zeros(0, dtype=np.int32)
 
 
-def write_step_answers(message: pb.StepAnswers, answers: AnswerBatch[Any], place: Place) -> None:
-    """Write answers into an empty message. ``place``: where whole rows of probabilities are put."""
+def write_step_answers(message: pb.StepAnswers, answers: AnswerBatch[Any]) -> None:
+    """Write answers into an empty message."""
     message.sessions = array_bytes(answers.sessions, U8)
     message.generations = array_bytes(answers.generations, U8)
     message.base_lengths = array_bytes(answers.base_lengths, U4)
@@ -62,7 +60,7 @@ def write_step_answers(message: pb.StepAnswers, answers: AnswerBatch[Any], place
     if answers.goes_on is not None:
         message.goes_on = array_bytes(answers.goes_on, U1)
     if answers.details is not None:
-        write_details(message, answers.details, place)
+        write_details(message, answers.details)
     if answers.logprobs is not None:
         write_logprobs(message.details, answers.logprobs)
 
@@ -82,7 +80,7 @@ def _write_sparse(message: pb.StepAnswers, answers: AnswerBatch[Any]) -> None:
         message.support_sizes = array_bytes(supports.counts, U4)
 
 
-def proposals_from_proto(message: pb.StepAnswers, fetch: Fetch) -> AnswerBatch[Any]:
+def proposals_from_proto(message: pb.StepAnswers) -> AnswerBatch[Any]:
     """Convert proposals; ``ProtocolError`` for arrays that do not fit each other or are beyond a limit."""
     sessions, generations, base_lengths, counts = _heads(message)
     each: list[int] = counts.tolist()  # less than a hundred numbers, mostly: reductions of arrays take longer
@@ -98,11 +96,10 @@ def proposals_from_proto(message: pb.StepAnswers, fetch: Fetch) -> AnswerBatch[A
         Proposal,
         supports=_proposal_supports(message, each) if is_sparse else None,
         channel=message.channel,
-        details=read_proposal_details(message, len(each), fetch),
     )
 
 
-def scores_from_proto(message: pb.StepAnswers, fetch: Fetch) -> AnswerBatch[Any]:
+def scores_from_proto(message: pb.StepAnswers) -> AnswerBatch[Any]:
     """Convert scores; ``ProtocolError`` for arrays that do not fit each other or are beyond a limit."""
     sessions, generations, base_lengths, counts = _heads(message)
     each: list[int] = counts.tolist()  # as in ``proposals_from_proto``
@@ -123,7 +120,7 @@ def scores_from_proto(message: pb.StepAnswers, fetch: Fetch) -> AnswerBatch[Any]
         0,
         _scored_drafts(message, each) if message.draft_token_ids else None,
         from_bytes("goes_on", message.goes_on, U1, size) if message.goes_on else None,
-        read_score_details(message, token_ids, each, fetch),
+        read_score_details(message, token_ids, each),
         read_logprobs(message, size),
     )
 

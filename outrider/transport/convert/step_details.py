@@ -1,6 +1,6 @@
 """``link.proto``: the fields of answers that few have, which readers take one by one.
 
-Typical scores, whole rows of probabilities, logprobs, and hidden states that are not by one reference.
+Typical scores, logprobs, and hidden states that are not by one reference.
 """
 
 from __future__ import annotations
@@ -13,35 +13,24 @@ import numpy as np
 from outrider.batched import F4, I4, U4, Column, LogprobBatch
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_CANDIDATES, LINK_FIELDS, LINK_POSITIONS, LINK_TOKEN_IDS, Bound
-from outrider.transport.convert.arrays import Fetch, Place, tensor_from_proto, tensor_to_proto
 from outrider.transport.convert.packed_arrays import array_bytes, check_largest, from_bytes
 from outrider.transport.convert.tensors import hidden_states_of_rows, write_hidden_states
-from outrider.types import DenseEvidence, DenseScores, TypicalScores
+from outrider.types import TypicalScores
 from outrider.v1 import link_pb2 as pb
-from outrider.v1 import tensor_pb2
 
 Details = dict[str, Sequence[Any]]
 """Field of an event -> its value for each answer."""
 
 
-def write_details(message: pb.StepAnswers, details: Mapping[str, Sequence[Any]], place: Place) -> None:
+def write_details(message: pb.StepAnswers, details: Mapping[str, Sequence[Any]]) -> None:
     """Write the details of answers into their message."""
     for name, values in details.items():
-        if name in ("form", "evidence"):
-            message.form = _FORMS[type(values[0])]
-        _WRITERS[name](message.details, values, place)
+        if name == "form":
+            message.form = pb.ANSWER_FORM_TYPICAL
+        _WRITERS[name](message.details, values)
 
 
-def read_proposal_details(message: pb.StepAnswers, size: int, fetch: Fetch) -> Details | None:
-    """Details of proposals; None without any."""
-    if message.form != pb.ANSWER_FORM_DENSE:
-        return None
-    return {"evidence": [DenseEvidence(probs) for probs in _tensors("probs", message.details.probs, size, fetch)]}
-
-
-def read_score_details(
-    message: pb.StepAnswers, token_ids: Column, counts: Sequence[int], fetch: Fetch
-) -> Details | None:
+def read_score_details(message: pb.StepAnswers, token_ids: Column, counts: Sequence[int]) -> Details | None:
     """Details of scores; None without any. ``counts``: positions of each answer, whose ``token_ids`` these are."""
     if not message.HasField("details") and message.form <= pb.ANSWER_FORM_SPARSE:
         return None
@@ -49,8 +38,6 @@ def read_score_details(
     details, size = message.details, len(counts)
     if message.form == pb.ANSWER_FORM_TYPICAL:
         found["form"] = _read_typical(details, token_ids, counts)
-    elif message.form == pb.ANSWER_FORM_DENSE:
-        found["form"] = _read_dense(details, size, fetch)
     if details.HasField("prompt_logprobs"):
         logprobs = _read_candidates("prompt_logprobs", details.prompt_logprobs, size, LINK_TOKEN_IDS)
         found["prompt_logprobs"] = logprobs.rows()
@@ -62,22 +49,9 @@ def read_score_details(
 # Forms.
 
 
-def _write_forms(message: pb.AnswerDetails, forms: Sequence[Any], place: Place) -> None:
-    if isinstance(forms[0], TypicalScores):
-        message.draft_token_probs = array_bytes(np.concatenate([form.draft_token_probs for form in forms]), F4)
-        message.entropies = array_bytes(np.concatenate([form.entropies for form in forms]), F4)
-        return
-    _write_rows(message, [form.target_probs for form in forms], place)
-    if forms[0].logprobs is not None:
-        message.dense_logprobs.extend([tensor_to_proto(form.logprobs, place) for form in forms])
-
-
-def _write_evidence(message: pb.AnswerDetails, evidence: Sequence[Any], place: Place) -> None:
-    _write_rows(message, [each.probs for each in evidence], place)
-
-
-def _write_rows(message: pb.AnswerDetails, rows: Sequence[Any], place: Place) -> None:
-    message.probs.extend([tensor_to_proto(each, place) for each in rows])
+def _write_forms(message: pb.AnswerDetails, forms: Sequence[Any]) -> None:
+    message.draft_token_probs = array_bytes(np.concatenate([form.draft_token_probs for form in forms]), F4)
+    message.entropies = array_bytes(np.concatenate([form.entropies for form in forms]), F4)
 
 
 def _read_typical(message: pb.AnswerDetails, token_ids: Column, counts: Sequence[int]) -> list[TypicalScores]:
@@ -95,20 +69,6 @@ def _read_typical(message: pb.AnswerDetails, token_ids: Column, counts: Sequence
     return forms
 
 
-def _read_dense(message: pb.AnswerDetails, size: int, fetch: Fetch) -> list[DenseScores]:
-    probs = _tensors("probs", message.probs, size, fetch)
-    if not message.dense_logprobs:
-        return [DenseScores(each) for each in probs]
-    logprobs = _tensors("dense_logprobs", message.dense_logprobs, size, fetch)
-    return [DenseScores(*each) for each in zip(probs, logprobs, strict=True)]
-
-
-def _tensors(name: str, messages: Sequence[tensor_pb2.Tensor], size: int, fetch: Fetch) -> list[Any]:
-    if len(messages) != size:
-        raise ProtocolError(f"columns: {len(messages)} {name} are not one for each of {size} rows")
-    return [tensor_from_proto(name, message, fetch) for message in messages]
-
-
 # Logprobs.
 
 
@@ -124,7 +84,7 @@ def read_logprobs(message: pb.StepAnswers, size: int) -> LogprobBatch | None:
     return _read_candidates("logprobs", message.details.logprobs, size, LINK_POSITIONS)
 
 
-def _write_prompt_logprobs(message: pb.AnswerDetails, answers: Sequence[Any], place: Place) -> None:
+def _write_prompt_logprobs(message: pb.AnswerDetails, answers: Sequence[Any]) -> None:
     if (batched := LogprobBatch.of(answers)) is not None:
         _write_candidates(message.prompt_logprobs, batched)
 
@@ -163,19 +123,13 @@ _CANDIDATES = {
 # Hidden states.
 
 
-def _write_states(message: pb.AnswerDetails, states: Sequence[Any], place: Place) -> None:
+def _write_states(message: pb.AnswerDetails, states: Sequence[Any]) -> None:
     for each in states:
         write_hidden_states(message.hidden_states.add(), each)
 
 
-_WRITERS: dict[str, Callable[[pb.AnswerDetails, Sequence[Any], Place], None]] = {
+_WRITERS: dict[str, Callable[[pb.AnswerDetails, Sequence[Any]], None]] = {
     "form": _write_forms,
-    "evidence": _write_evidence,
     "prompt_logprobs": _write_prompt_logprobs,
     "hidden_states": _write_states,
-}
-_FORMS = {
-    DenseEvidence: pb.ANSWER_FORM_DENSE,
-    DenseScores: pb.ANSWER_FORM_DENSE,
-    TypicalScores: pb.ANSWER_FORM_TYPICAL,
 }

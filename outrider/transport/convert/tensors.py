@@ -36,8 +36,8 @@ def hidden_states_from_proto(message: link_pb2.HiddenStates) -> HiddenStates:
     """Hidden states; ``ProtocolError`` when type, shape and length disagree, ``InvalidRequestError`` for too many."""
     values = message.values
     TENSOR_DIMENSIONS.check("hidden_states", len(values.shape))
-    expected = None if message.references else "inline"
-    if values.dtype not in STATE_BYTES or values.WhichOneof("payload") != expected or len(values.shape) != 2:
+    is_twofold = bool(message.references and values.inline)
+    if values.dtype not in STATE_BYTES or is_twofold or len(values.shape) != 2:
         raise ProtocolError(
             f"hidden_states: must be a tensor of {', '.join(STATE_BYTES)}, inline or by reference, of two dimensions,"
             f" not {values.dtype[:20] or 'nothing'}"

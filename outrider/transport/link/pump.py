@@ -1,7 +1,7 @@
 """The service's end of a link's stream: commands into a link of this process, its events out.
 
-Reading and writing are independent. Owns what the values of a link do not show: the offer of shared memory, messages
-within their limit, heartbeats, and that the link is closed however the stream ends.
+Reading and writing are independent. Owns what the values of a link do not show: messages within their limit,
+heartbeats, and that the link is closed however the stream ends.
 """
 
 from __future__ import annotations
@@ -9,37 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc.aio
 
 from outrider.errors import InvalidRequestError, ProtocolError, UnavailableError
 from outrider.ports import EventBatch, Link, Release
-from outrider.tensor_plane import shared_file
-from outrider.transport.convert.arrays import place_nothing
 from outrider.transport.link.heartbeats import HEARTBEAT_INTERVAL_S, SilenceWatch
 from outrider.transport.link.splitting import split_events
-from outrider.transport.planes import CAPABILITY
-from outrider.transport.planes.writer import SharedWriter
-from outrider.types import ModelDescription
 
 _log = logging.getLogger(__name__)
 
 LAST_WRITE_S = 1.0
 """Longest wait of a stream's end for a heartbeat that is being written: to a peer that is gone it takes longer."""
-
-
-def with_planes(description: ModelDescription) -> ModelDescription:
-    """The description, with the planes that this process can offer."""
-    planes = ("shared_memory", "inline") if shared_file.is_available() else ("inline",)
-    return replace(description, tensor_planes=planes)
-
-
-def reads_shared_memory(metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
-    """True if a caller says in its call's metadata that it would read an offered file."""
-    return CAPABILITY in (metadata or ())
 
 
 class LinkPump:
@@ -51,22 +34,17 @@ class LinkPump:
         decode: Callable[[Any], Any],
         encode: Callable[..., Any],
         *,
-        offer: Callable[[str], Any],
-        shares_memory: bool,
         max_message_bytes: int,
         beat: Callable[[int], Awaitable[None]] | None = None,
         silence_timeout_s: float | None = None,
     ) -> None:
-        """``encode`` takes a batch and where its tensors may be placed, ``offer`` the name of a shared file.
-
-        ``shares_memory``: whether the other end would read such a file. ``beat`` writes a heartbeat with the number of
+        """``encode`` takes a batch. ``beat`` writes a heartbeat with the number of
         messages read; None: none are sent. ``silence_timeout_s``: after how long a silence the other end is gone;
         None: it is not watched.
         """
         self._link = link
-        self._decode, self._encode, self._offer = decode, encode, offer
+        self._decode, self._encode = decode, encode
         self._max_message_bytes = max_message_bytes
-        self._writer = SharedWriter() if shares_memory else None
         self._beat = beat
         self._num_received = 0
         self._writing = asyncio.Lock()
@@ -85,9 +63,6 @@ class LinkPump:
         reading = asyncio.create_task(self._read(requests))
         beating = asyncio.create_task(self._send_heartbeats())
         try:
-            if self._writer is not None and self._writer.name:
-                async with self._writing:
-                    yield self._offer(self._writer.name)
             async for batch in events:
                 for message in self._messages(batch):
                     async with self._writing:
@@ -104,12 +79,9 @@ class LinkPump:
                 await asyncio.wait([reading])
             await self._link.close()
             await self._stop_heartbeats(beating)
-            if self._writer is not None:
-                self._writer.close()
 
     def _messages(self, batch: EventBatch[Any]) -> Iterator[Any]:
-        place = place_nothing if self._writer is None else self._writer.place
-        split = split_events(self._encode(batch, place), self._max_message_bytes)
+        split = split_events(self._encode(batch), self._max_message_bytes)
         if split.failed:
             # What cannot be told has ended for the other end: it has for this one too.
             self._link.send([Release(session, generation) for session, generation in split.failed])
@@ -124,8 +96,6 @@ class LinkPump:
                 self._num_received += 1
                 if self._watch is not None:
                     self._watch.note_received()
-                if message.HasField("plane_answer") and self._writer is not None:
-                    self._writer.confirm(message.plane_answer.token)
                 if message.commands:
                     self._link.send(self._read_commands(message))
         finally:

@@ -10,23 +10,18 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
-import numpy as np
-from numpy.typing import NDArray
 
 from outrider.errors import OutriderError, ProtocolError, UnavailableError
 from outrider.limits import LONGEST_STALL_LIMIT_MS
 from outrider.ports import EventBatch
 from outrider.stalls import NO_STALL, Stall
 from outrider.transport.channels import MAX_COMMANDS_BYTES
-from outrider.transport.convert.arrays import Fetch, fetch_nothing
 from outrider.transport.link.heartbeats import DEFAULT_LINK_TIMEOUT_S, HEARTBEAT_INTERVAL_S, SilenceWatch
 from outrider.transport.link.outbox import Outbox
 from outrider.transport.link.splitting import split_commands
 from outrider.transport.malformed import Malformed, checked
-from outrider.transport.planes.reader import SharedReader
 from outrider.transport.status import translating_errors
 from outrider.v1 import link_pb2 as pb
-from outrider.v1.tensor_pb2 import SharedMemoryRegion
 
 _log = logging.getLogger(__name__)
 
@@ -46,14 +41,13 @@ class RemoteLink(Generic[CommandT, EventT]):
         channel: grpc.aio.Channel,
         attach: Callable[..., Any],
         encode: Callable[[Sequence[CommandT]], Any],
-        decode: Callable[[Any, Fetch], EventBatch[EventT]],
+        decode: Callable[[Any], EventBatch[EventT]],
         *,
-        answer_offer: Callable[[bytes], Any],
         heartbeat: Any,  # noqa: ANN401 - generated types share no base
         silence_timeout_s: float = DEFAULT_LINK_TIMEOUT_S,
         is_heartbeat_announced: bool = False,
     ) -> None:
-        """``answer_offer`` makes the message that says what was found in an offered file; ``heartbeat`` is a message.
+        """``heartbeat`` is a message.
 
         The link breaks if nothing is received for ``silence_timeout_s`` of a service that announced heartbeats, or has
         sent one, when its heartbeats say for as long that it receives none of the messages on their way to it, and when
@@ -61,12 +55,11 @@ class RemoteLink(Generic[CommandT, EventT]):
         """
         self._address = address
         self._channel = channel
-        self._encode, self._decode, self._answer_offer = encode, decode, answer_offer
+        self._encode, self._decode = encode, decode
         self.num_pages_free: int | None = None
         """Free KV pages of the service, by its last heartbeat or forward."""
         self.stall = NO_STALL
         """Stall of the service, by its last heartbeat."""
-        self._reader: SharedReader | None = None
         self._outbox: Outbox[Any] = Outbox()
         self._broken: UnavailableError | None = None
         self._closed = False
@@ -106,8 +99,6 @@ class RemoteLink(Generic[CommandT, EventT]):
                         raise ProtocolError(f"{self._address} broke the contract of the link: {message.error}")
                     if message.HasField("heartbeat"):
                         self._on_heartbeat(message.heartbeat)
-                    elif message.HasField("plane_offer"):
-                        self._on_offer(message.plane_offer.name)
                     else:
                         self._reading = False
                         self._pause()
@@ -129,27 +120,11 @@ class RemoteLink(Generic[CommandT, EventT]):
             self._watch.stop()
             self._receipts.stop()
 
-    @property
-    def tensor_plane(self) -> str:
-        """Transport of large tensors on this link: "shared_memory" or "inline"."""
-        return "inline" if self._reader is None else "shared_memory"
-
     def _read_events(self, message: Any) -> EventBatch[EventT]:  # noqa: ANN401
-        if self._reader is not None:
-            self._reader.begin_message()
-        batch = self._decode(message, self._fetch)
+        batch = self._decode(message)
         if batch.report is not None:
             self.num_pages_free = batch.report.num_pages_free
         return batch
-
-    def _on_offer(self, name: str) -> None:
-        """The service offers a file; it is used if this process sees it."""
-        self._reader = SharedReader.open(name)
-        self._outbox.put(self._answer_offer(b"" if self._reader is None else self._reader.token))
-        _log.info("tensors of %s come by %s", self._address, self.tensor_plane)
-
-    def _fetch(self, region: SharedMemoryRegion) -> NDArray[np.uint8]:
-        return fetch_nothing(region) if self._reader is None else self._reader.fetch(region)
 
     async def _send_heartbeats(self, heartbeat: Any) -> None:  # noqa: ANN401
         """Send heartbeats at regular intervals, while earlier messages are being taken."""
@@ -219,8 +194,6 @@ class RemoteLink(Generic[CommandT, EventT]):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self._until_done()
         self._call.cancel()
-        # What a broken link raised refers to the link, so only the collector would close the file, and it comes rarely.
-        self._reader = None
         await self._channel.close()
 
     async def _until_done(self) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 from outrider.batched import num_items, one_by_one
 from outrider.errors import InvalidRequestError
 from outrider.limits import LINK_COMMANDS
-from outrider.transport.convert.arrays import fetch_nothing, place_nothing
 from outrider.transport.convert.packed_arrays import SESSION_BYTES
 from outrider.transport.convert.step_answers import proposals_from_proto, scores_from_proto, write_step_answers
 from outrider.v1 import link_pb2 as pb
@@ -64,10 +63,10 @@ def _cut(event: Any, max_bytes: int) -> list[Any]:  # noqa: ANN401 - generated t
     if num_rows < 2 or event.ByteSize() <= max_bytes:
         return [event]
     read = proposals_from_proto if isinstance(event, pb.DraftEvent) else scores_from_proto
-    batched, parts = read(event.answers, fetch_nothing), []
+    batched, parts = read(event.answers), []
     for places in np.array_split(np.arange(num_rows), 2):
         part = type(event)()
-        write_step_answers(part.answers, batched.selected(places), place_nothing)
+        write_step_answers(part.answers, batched.selected(places))
         parts += _cut(part, max_bytes)
     return parts
 
@@ -114,4 +113,4 @@ def _too_long_because(answer: Any) -> tuple[str, str]:  # noqa: ANN401 - generat
     for name, advice in (("prompt_logprobs", "ask for fewer, or with a shorter prompt"), ("logprobs", "ask for fewer")):
         if isinstance(answer, pb.StepAnswers) and answer.details.HasField(name):
             return name, advice
-    return "num_speculative_tokens", "ask for fewer, or without dense evidence"
+    return "num_speculative_tokens", "ask for fewer"

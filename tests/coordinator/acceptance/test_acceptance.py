@@ -14,8 +14,6 @@ from outrider.randomness.philox_numpy import gumbel
 from outrider.randomness.streams import Stream
 from outrider.types import (
     AcceptanceMethod,
-    DenseEvidence,
-    DenseScores,
     JudgingRule,
     ScoreForm,
     SparseEvidence,
@@ -24,7 +22,6 @@ from outrider.types import (
     TypicalScores,
 )
 from outrider_coordinator.acceptance import JudgeRules, Verdict, judge_one
-from outrider_coordinator.acceptance.dense import judge_dense_rejection, judge_dense_typical
 from outrider_coordinator.acceptance.draws import coin, draw
 from outrider_coordinator.acceptance.rejection import judge_rejection
 from outrider_coordinator.acceptance.typical import judge_typical
@@ -47,10 +44,6 @@ def sparse_scores(inside: Sequence[float], outside: Sequence[float], drawn: Sequ
     )
 
 
-def dense(*rows: Sequence[float]) -> np.ndarray:
-    return np.array(rows, dtype=np.float32)
-
-
 def drafts_of(probs: Sequence[float], *, count: int, base: int, length: int) -> list[tuple[int, ...]]:
     """Proposals of seeds 0 to ``count`` - 1, drawn as the draft draws them."""
     seeds, positions = np.arange(count)[:, None, None], np.arange(base, base + length)[None, :, None]
@@ -58,20 +51,16 @@ def drafts_of(probs: Sequence[float], *, count: int, base: int, length: int) -> 
     return [tuple(row) for row in (np.log(np.array(probs)) + noise).argmax(axis=2).tolist()]
 
 
-def judge_worked_example(drafted: tuple[int, ...], seed: int, *, form: str) -> Verdict:
-    if form == "dense":
-        scores = DenseScores(dense(TARGET, TARGET))
-        return judge_dense_rejection(drafted, DenseEvidence(dense(DRAFT)), scores, seed=seed, base=1)
+def judge_worked_example(drafted: tuple[int, ...], seed: int) -> Verdict:
     evidence = sparse_evidence(dict(enumerate(DRAFT)))
     return judge_rejection(drafted, evidence, sparse_scores(TARGET, [0.0, 1.0], [-1, 0]), seed=seed, base=1)
 
 
-@pytest.mark.parametrize("form", ["sparse", "dense"])
-def test_the_worked_example(form: str) -> None:
+def test_the_worked_example() -> None:
     """Target (.5, .3, .2), draft (.2, .2, .6): acceptance .6, residual (.75, .25, 0), output (.5, .3, .2)."""
     count = 8_000
     drafts = drafts_of(DRAFT, count=count, base=1, length=1)
-    verdicts = [judge_worked_example(drafted, seed, form=form) for seed, drafted in enumerate(drafts)]
+    verdicts = [judge_worked_example(drafted, seed) for seed, drafted in enumerate(drafts)]
     recovered = Counter(verdict.next_token_id for verdict in verdicts if not verdict.num_accepted)
     accepted = Counter(drafted[0] for verdict, drafted in zip(verdicts, drafts, strict=True) if verdict.num_accepted)
     assert accepted.total() / count == pytest.approx(0.6, abs=0.02)
@@ -98,22 +87,16 @@ def _is_float32(value: float) -> bool:
     return float(np.float32(value)) == value
 
 
-@pytest.mark.parametrize("form", ["sparse", "dense"])
-def test_the_comparison_is_strict(form: str) -> None:
+def test_the_comparison_is_strict() -> None:
     """A coin equal to the ratio rejects; a ratio one step above the coin accepts."""
     base = 10
     seed = next(seed for seed in range(10_000) if _is_float32(coin(seed, base, base)))
     equal = coin(seed, base, base) / 2  # over a draft probability of a half
     above = float(np.nextafter(np.float32(equal), np.float32(1)))
     for prob, accepted in ((equal, 0), (above, 1)):
-        if form == "dense":
-            scores = DenseScores(dense([prob, 1 - prob, 0], [1, 0, 0]))
-            verdict = judge_dense_rejection((0,), DenseEvidence(dense([0.5, 0, 0.5])), scores, seed=seed, base=base)
-        else:
-            evidence = sparse_evidence({0: 0.5, 2: 0.5})
-            sparse = sparse_scores([prob, 0], [1 - prob, 1], [1, 0])
-            verdict = judge_rejection((0,), evidence, sparse, seed=seed, base=base)
-        assert verdict.num_accepted == accepted
+        evidence = sparse_evidence({0: 0.5, 2: 0.5})
+        scores = sparse_scores([prob, 0], [1 - prob, 1], [1, 0])
+        assert judge_rejection((0,), evidence, scores, seed=seed, base=base).num_accepted == accepted
 
 
 def test_a_target_without_the_token_always_rejects() -> None:
@@ -140,16 +123,13 @@ def test_an_empty_residual_accepts_where_the_coin_rejects() -> None:
     assert judge_rejection((4,), evidence, scores, seed=rejecting, base=2) == Verdict(1, 6)
 
 
-@pytest.mark.parametrize(
-    "rule", [JudgingRule.REJECTION, JudgingRule.COUPLED, JudgingRule.TYPICAL, JudgingRule.DENSE_REJECTION]
-)
+@pytest.mark.parametrize("rule", [JudgingRule.REJECTION, JudgingRule.COUPLED, JudgingRule.TYPICAL])
 def test_no_draft_tokens_give_the_bonus(rule: JudgingRule) -> None:
     no_probs, no_ids = np.empty(0, np.float32), np.empty(0, np.int32)
     forms: dict[JudgingRule, ScoreForm] = {
         JudgingRule.REJECTION: sparse_scores([], [1.0], [2]),
         JudgingRule.COUPLED: TokenScores((2,)),
         JudgingRule.TYPICAL: TypicalScores(no_probs, no_probs, no_ids, 2),
-        JudgingRule.DENSE_REJECTION: DenseScores(dense([0, 0, 1])),
     }
     assert judge_one(JudgeRules(rule, 3), (), None, forms[rule], seed=0, base=1) == Verdict(0, 2)
 
@@ -163,9 +143,8 @@ def test_greedy_and_coupled_keep_tokens_while_they_agree() -> None:
 
 
 @pytest.mark.parametrize("method", AcceptanceMethod)
-@pytest.mark.parametrize("is_dense", [False, True])
-def test_temperature_0_is_greedy_under_every_method(method: AcceptanceMethod, is_dense: bool) -> None:
-    assert JudgeRules.of(method, temperature=0, dense=is_dense, num_token_ids=5).rule is JudgingRule.GREEDY
+def test_temperature_0_is_greedy_under_every_method(method: AcceptanceMethod) -> None:
+    assert JudgeRules.of(method, temperature=0, num_token_ids=5).rule is JudgingRule.GREEDY
 
 
 def typical_scores(probs: Sequence[float], entropies: Sequence[float]) -> TypicalScores:
@@ -195,44 +174,13 @@ def test_typical_at_the_bound_itself_rejects() -> None:
 
 def test_typical_takes_its_parameters_from_the_rules() -> None:
     rules = JudgeRules.of(
-        AcceptanceMethod.TYPICAL, temperature=1, dense=False, num_token_ids=200, posterior_threshold=0.9,
+        AcceptanceMethod.TYPICAL, temperature=1, num_token_ids=200, posterior_threshold=0.9,
         posterior_alpha=1.0,
     )  # fmt: skip
     assert judge_one(rules, (1,), None, typical_scores([0.5], [0.0]), seed=0, base=0).num_accepted == 0
     assert judge_one(
         JudgeRules(JudgingRule.TYPICAL, 200), (1,), None, typical_scores([0.5], [0.0]), seed=0, base=0
     ).num_accepted
-
-
-def test_dense_typical_agrees_with_the_reduced_form() -> None:
-    generator = np.random.default_rng(0)
-    for base in range(200):
-        rows = generator.dirichlet(np.full(12, 0.3), size=4).astype(np.float32)
-        drafted = tuple(int(token) for token in generator.integers(0, 12, size=3))
-        wide = judge_dense_typical(drafted, DenseScores(rows), seed=1, base=base, threshold=0.09, alpha=0.3)
-        reduced = TypicalScores(
-            rows[np.arange(3), drafted],
-            -(rows[:3] * np.log(rows[:3] + 1e-5)).sum(axis=1),
-            rows[:3].argmax(axis=1).astype(np.int32),
-            -1,
-        )
-        narrow = judge_typical(reduced, threshold=0.09, alpha=0.3)
-        assert wide.num_accepted == narrow.num_accepted
-        if narrow.num_accepted < len(drafted):
-            assert wide.next_token_id == narrow.next_token_id
-
-
-def test_dense_ignores_padding_on_either_side() -> None:
-    """A draft and a target may pad their rows differently."""
-    target = dense([0.5, 0.3, 0.2, 0, 0], [0, 1, 0, 0, 0])
-    rules = JudgeRules(JudgingRule.DENSE_REJECTION, 3)
-    for width in (3, 4, 9):
-        evidence = DenseEvidence(np.pad(dense(DRAFT), ((0, 0), (0, width - 3))))
-        verdicts = {
-            judge_one(rules, (2,), evidence, DenseScores(target), seed=seed, base=1).next_token_id
-            for seed in range(200)
-        }
-        assert verdicts == {0, 1}
 
 
 def test_a_draw_never_takes_a_weight_of_0() -> None:
@@ -269,10 +217,6 @@ def test_draws_depend_on_seed_base_and_position_alone() -> None:
             JudgingRule.TYPICAL,
             TypicalScores(np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0, np.int32), 10),
         ),
-        (JudgingRule.DENSE_REJECTION, DenseScores(np.full((1, 9), 1 / 9, np.float32))),
-        (JudgingRule.DENSE_REJECTION, DenseScores(np.full((1, 10), math.nan, np.float32))),
-        (JudgingRule.DENSE_REJECTION, DenseScores(np.full((1, 20), 1 / 20, np.float32))),
-        (JudgingRule.DENSE_REJECTION, DenseScores(np.full((2, 10), 1 / 10, np.float32))),
     ],
 )
 def test_scores_that_do_not_answer_the_proposal_are_refused(rule: JudgingRule, scores: ScoreForm) -> None:

@@ -44,13 +44,12 @@ REJECTION, COUPLED = AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED
 Counts = NDArray[np.int64]  # [V ** BLOCK]
 
 
-def observe(draft: Core, method: AcceptanceMethod, dense: bool, seeds: Sequence[int]) -> Counts:
+def observe(draft: Core, method: AcceptanceMethod, seeds: Sequence[int]) -> Counts:
     """Counts of each block as drawn by one session for each seed."""
     bench = Bench(BlockTarget(LANGUAGE), draft, draft_length=DRAFT_LENGTH)
     max_tokens = BLOCK * NUM_BLOCKS
     sessions = [
-        bench.add(make_plan(vocab_size=VOCAB_SIZE, max_tokens=max_tokens, method=method, dense=dense, seed=seed))
-        for seed in seeds
+        bench.add(make_plan(vocab_size=VOCAB_SIZE, max_tokens=max_tokens, method=method, seed=seed)) for seed in seeds
     ]
     bench.run()
     blocks = np.array([session.token_ids for session in sessions]).reshape(-1, BLOCK)
@@ -64,15 +63,14 @@ def p_value(
     method: AcceptanceMethod,
     *,
     num_draws: int,
-    dense: bool = False,
     workers: ProcessPoolExecutor | None = None,
 ) -> float:
     """P-value of the hypothesis that blocks are drawn from the language's joint distribution."""
     seeds = range(num_draws // NUM_BLOCKS)
     if workers is None:
-        observed = observe(draft, method, dense, seeds)
+        observed = observe(draft, method, seeds)
     else:
-        halves = [workers.submit(observe, draft, method, dense, seeds[half::2]) for half in (0, 1)]
+        halves = [workers.submit(observe, draft, method, seeds[half::2]) for half in (0, 1)]
         observed = np.add(*(half.result() for half in halves))
     expected = LANGUAGE.joint(BLOCK) * num_draws
     assert observed.sum() == num_draws
@@ -90,31 +88,28 @@ def workers() -> Iterator[ProcessPoolExecutor]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # a minute of two cores, which may be shared
 @pytest.mark.parametrize(
-    ("draft", "method", "dense"),
+    ("draft", "method"),
     [
-        pytest.param(BlockDraft(GOOD, support=3), REJECTION, False, id="sparse, good draft, support cut"),
-        pytest.param(BlockDraft(BAD), REJECTION, False, id="sparse, reversed draft"),
-        pytest.param(LookupDraft(LANGUAGE), REJECTION, False, id="sparse, n-gram"),
-        pytest.param(BlockDraft(GOOD), REJECTION, True, id="dense, good draft"),
-        pytest.param(BlockDraft(GOOD), COUPLED, False, id="coupled, good draft"),
+        pytest.param(BlockDraft(GOOD, support=3), REJECTION, id="sparse, good draft, support cut"),
+        pytest.param(BlockDraft(BAD), REJECTION, id="sparse, reversed draft"),
+        pytest.param(LookupDraft(LANGUAGE), REJECTION, id="sparse, n-gram"),
+        pytest.param(BlockDraft(GOOD), COUPLED, id="coupled, good draft"),
     ],
 )
 def test_a_hundred_thousand_draws_follow_the_joint_distribution(
-    draft: Core, method: AcceptanceMethod, dense: bool, workers: ProcessPoolExecutor
+    draft: Core, method: AcceptanceMethod, workers: ProcessPoolExecutor
 ) -> None:
-    assert p_value(draft, method, dense=dense, num_draws=100_000, workers=workers) > 1e-3
+    assert p_value(draft, method, num_draws=100_000, workers=workers) > 1e-3
 
 
 @pytest.mark.parametrize(
-    ("draft", "method", "dense"),
+    ("draft", "method"),
     [
-        pytest.param(BlockDraft(BAD), REJECTION, True, id="dense, reversed draft"),
-        pytest.param(LookupDraft(LANGUAGE), REJECTION, True, id="dense, n-gram"),
-        pytest.param(BlockDraft(BAD), COUPLED, False, id="coupled, reversed draft"),
+        pytest.param(BlockDraft(BAD), COUPLED, id="coupled, reversed draft"),
     ],
 )
-def test_other_pairs_follow_the_joint_distribution(draft: Core, method: AcceptanceMethod, dense: bool) -> None:
-    assert p_value(draft, method, dense=dense, num_draws=FEW_DRAWS) > 1e-3
+def test_other_pairs_follow_the_joint_distribution(draft: Core, method: AcceptanceMethod) -> None:
+    assert p_value(draft, method, num_draws=FEW_DRAWS) > 1e-3
 
 
 class TransformDraft(BlockDraft):
@@ -145,10 +140,9 @@ class MisreportingDraft(BlockDraft):
         return self.report(logs * np.float32(1.5)), tokens
 
 
-@pytest.mark.parametrize("dense", [False, pytest.param(True, marks=pytest.mark.integration)], ids=["sparse", "dense"])
 @pytest.mark.parametrize("draft", [SharingDraft(BAD), MisreportingDraft(GOOD)], ids=["sharing", "misreporting"])
-def test_negative_controls_are_caught(draft: BlockDraft, dense: bool) -> None:
-    assert p_value(draft, REJECTION, dense=dense, num_draws=FEW_DRAWS) < 1e-6
+def test_negative_controls_are_caught(draft: BlockDraft) -> None:
+    assert p_value(draft, REJECTION, num_draws=FEW_DRAWS) < 1e-6
 
 
 def test_the_sharing_control_fails_for_its_stream_alone() -> None:

@@ -125,7 +125,7 @@ def alone(case: ScoredCase) -> Verdict:
 def is_sound_alone(case: ProposalCase) -> bool:
     count = len(case.draft_token_ids)
     return is_sound_proposal(
-        case.draft_token_ids, case.evidence, expects=SparseEvidence, asked=count, num_token_ids=VOCAB_SIZE
+        case.draft_token_ids, case.evidence, needs_evidence=True, asked=count, num_token_ids=VOCAB_SIZE
     )
 
 

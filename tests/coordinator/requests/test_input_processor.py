@@ -133,15 +133,6 @@ def test_settings_give_the_defaults() -> None:
     assert input_processor().process(ask(acceptance_method=AcceptanceMethod.COUPLED)).rules.rule is JudgingRule.COUPLED
 
 
-def test_whole_rows_are_for_tests_alone() -> None:
-    reference = input_processor()
-    assert reference.process(ask()).rules.rule is JudgingRule.REJECTION
-    reference.dense = True
-    assert reference.process(ask()).rules.rule is JudgingRule.DENSE_REJECTION
-    with pytest.raises(ValueError, match="evidence"):
-        CoordinatorSettings(evidence="dense")  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 def test_logprobs_are_bounded_by_a_setting(field: str) -> None:
     assert input_processor().process(ask(**{field: 20}))

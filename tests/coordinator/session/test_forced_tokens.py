@@ -92,7 +92,3 @@ def test_nothing_is_forced_where_there_is_a_choice_or_free_text() -> None:
     assert forced_proposal(session_of("abc", after="h")).token_ids == ()
     plain = SessionState(make_plan(vocab_size=4), DraftLengthPolicy(0, has_draft=False))
     assert forced_proposal(plain).token_ids == ()
-
-
-def test_whole_rows_of_probabilities_are_not_made() -> None:
-    assert forced_proposal(session_of("abc", dense=True)).token_ids == ()

@@ -68,9 +68,8 @@ def test_rejection_repeats_under_its_seed_whatever_else_runs() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dense", [False, True])
-def test_a_draft_equal_to_the_target_is_always_accepted_by_exact_rules(method: AcceptanceMethod, dense: bool) -> None:
-    spec_stats = Setting().run(plan_of(method=method, dense=dense, max_tokens=41)).loop.spec_stats
+def test_a_draft_equal_to_the_target_is_always_accepted_by_exact_rules(method: AcceptanceMethod) -> None:
+    spec_stats = Setting().run(plan_of(method=method, max_tokens=41)).loop.spec_stats
     if method is AcceptanceMethod.TYPICAL:
         assert 0 < spec_stats.num_accepted_tokens < spec_stats.num_draft_tokens
     else:
@@ -351,9 +350,8 @@ def test_min_tokens_is_told_with_all_endings() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dense", [False, True])
-def test_logprobs_are_of_the_tokens_that_were_emitted(method: AcceptanceMethod, dense: bool) -> None:
-    plan = plan_of(method=method, dense=dense, num_logprobs=3, seed=2)
+def test_logprobs_are_of_the_tokens_that_were_emitted(method: AcceptanceMethod) -> None:
+    plan = plan_of(method=method, num_logprobs=3, seed=2)
     driven = Setting(draft_rows=OTHER_ROWS).run(plan)
     logprobs = driven.loop.output.logprobs
     assert logprobs is not None

@@ -76,13 +76,9 @@ class Stream:
         self.num_resumed += 1
 
 
-def observe(
-    draft: Core, seeds: Sequence[int], *, method: AcceptanceMethod, dense: bool, interrupts: Interrupts
-) -> list[Stream]:
+def observe(draft: Core, seeds: Sequence[int], *, method: AcceptanceMethod, interrupts: Interrupts) -> list[Stream]:
     bench = Bench(BlockTarget(LANGUAGE), draft, draft_length=DRAFT_LENGTH)
-    plans = [
-        make_plan(vocab_size=VOCAB_SIZE, max_tokens=NUM_TOKENS, method=method, dense=dense, seed=seed) for seed in seeds
-    ]
+    plans = [make_plan(vocab_size=VOCAB_SIZE, max_tokens=NUM_TOKENS, method=method, seed=seed) for seed in seeds]
     streams = [Stream(plan, bench.add(plan), random.Random(plan.seed)) for plan in plans]
     while running := [stream for stream in streams if len(stream.delivered) < NUM_TOKENS]:
         bench.round()
@@ -95,13 +91,12 @@ def p_value(
     draft: Core,
     *,
     method: AcceptanceMethod = REJECTION,
-    dense: bool = False,
     interrupts: Interrupts = at_random,
     num_draws: int = FEW_DRAWS,
 ) -> float:
     """P-value of the hypothesis that blocks are drawn from the language's joint distribution."""
     seeds = range(num_draws * BLOCK // NUM_TOKENS)
-    streams = observe(draft, seeds, method=method, dense=dense, interrupts=interrupts)
+    streams = observe(draft, seeds, method=method, interrupts=interrupts)
     assert sum(stream.num_resumed for stream in streams) > len(streams) / 4
     drawn = np.array([stream.delivered for stream in streams]).reshape(-1, BLOCK)
     observed = np.bincount(drawn @ (VOCAB_SIZE ** np.arange(BLOCK)[::-1]), minlength=VOCAB_SIZE**BLOCK)
@@ -111,16 +106,15 @@ def p_value(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("draft", "dense"),
+    "draft",
     [
-        pytest.param(BlockDraft(GOOD, support=3), False, id="sparse, good draft, support cut"),
-        pytest.param(BlockDraft(BAD), False, id="sparse, reversed draft"),
-        pytest.param(LookupDraft(LANGUAGE), False, id="sparse, n-gram"),
-        pytest.param(BlockDraft(BAD), True, id="dense, reversed draft"),
+        pytest.param(BlockDraft(GOOD, support=3), id="sparse, good draft, support cut"),
+        pytest.param(BlockDraft(BAD), id="sparse, reversed draft"),
+        pytest.param(LookupDraft(LANGUAGE), id="sparse, n-gram"),
     ],
 )
-def test_resumed_output_follows_the_joint_distribution(draft: Core, dense: bool) -> None:
-    assert p_value(draft, dense=dense, num_draws=NUM_DRAWS) > 1e-3
+def test_resumed_output_follows_the_joint_distribution(draft: Core) -> None:
+    assert p_value(draft, num_draws=NUM_DRAWS) > 1e-3
 
 
 def test_fewer_draws_do_too() -> None:
@@ -128,7 +122,7 @@ def test_fewer_draws_do_too() -> None:
 
 
 def test_resumed_coupled_output_is_that_of_one_session() -> None:
-    streams = observe(BlockDraft(GOOD), range(200), method=AcceptanceMethod.COUPLED, dense=False, interrupts=at_random)
+    streams = observe(BlockDraft(GOOD), range(200), method=AcceptanceMethod.COUPLED, interrupts=at_random)
     for stream in streams:
         bench = Bench(BlockTarget(LANGUAGE))
         alone = bench.add(stream.plan)

@@ -37,7 +37,6 @@ CASES: tuple[tuple[Callable[[Ints], Bools], Row, tuple[Row, ...]], ...] = (
             {col.DRAFT_LENGTH: 0},
             {col.DRAFT_BASE: 9},
             {col.TARGET_HELD: 8},
-            {col.FLAGS: col.IS_DENSE},
             {col.FLAGS: 1 << col.TARGET_READINESS},
             {col.FLAGS: 2 << col.TARGET_READINESS},
         ),

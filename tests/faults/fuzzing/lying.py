@@ -1,23 +1,20 @@
 """Services that lie: a proxy before an honest draft or target that changes its answers on their way.
 
 The coordinator speaks to the proxy as to any service. A lie is a changed field, bytes that are no message, an answer
-twice, late, of another session, of an earlier step or never, and a shortened or rewritten file of shared memory.
+twice, late, of another session, of an earlier step or never.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from outrider.tensor_plane import shared_file
 from outrider.v1 import link_pb2
 from tests.faults.fuzzing.mutation import Mutator
 
@@ -26,7 +23,7 @@ _OWN_METADATA = ("grpc-", "user-agent", ":", "te", "content-type")
 _KEPT = 8
 """Earlier answers that may be sent again."""
 _LATE_S = 0.05
-_KINDS = ("field", "field", "field", "spoil", "twice", "earlier", "swap", "late", "file", "drop")
+_KINDS = ("field", "field", "field", "spoil", "twice", "earlier", "swap", "late", "drop")
 _EVENTS: dict[str, tuple[Any, Any]] = {
     "target": (link_pb2.TargetEvents, link_pb2.TargetCommands),
     "draft": (link_pb2.DraftEvents, link_pb2.DraftCommands),
@@ -47,7 +44,6 @@ class Liar:
         self._mutator = Mutator(self._rng)
         self._earlier: list[bytes] = []
         self._num_described = 0
-        self._file = -1
 
     def hear(self, content: bytes) -> None:
         """Note the requests that a message of the coordinator opens."""
@@ -69,9 +65,6 @@ class Liar:
     async def answer(self, content: bytes) -> list[bytes]:
         """The messages in place of an honest one."""
         message = self._event.FromString(content)
-        if message.HasField("plane_offer"):
-            self._open_file(message.plane_offer.name)
-            return [content]
         rows = [len(each.answers.sessions) // 8 for each in message.events if each.HasField("answers")]
         self.num_answers += max(1, len(message.events) - len(rows) + sum(rows))
         is_honest = self._rng.random() >= self._share
@@ -102,9 +95,7 @@ class Liar:
             return [content]
         if kind == "drop":
             return [] if self._drops else [content]
-        if kind == "file":
-            self._spoil_file()
-        elif kind == "swap":
+        if kind == "swap":
             self._swap(message)
         else:
             self._mutator.mutate(message, self._rng.choice((1, 1, 2, 4)))
@@ -129,25 +120,6 @@ class Liar:
             rows[0] = self._rng.randrange(100).to_bytes(8, "little")
         return b"".join(rows)
 
-    def _open_file(self, name: str) -> None:
-        self.close()
-        self._file = os.open(Path(shared_file.FOLDER) / name, os.O_RDWR)
-
-    def _spoil_file(self) -> None:
-        if self._file < 0:
-            return
-        size = os.fstat(self._file).st_size
-        if self._rng.random() < 0.5:
-            os.ftruncate(self._file, self._rng.choice((0, 64, shared_file.HEADER_BYTES, size // 2)))
-        else:
-            os.pwrite(self._file, self._rng.randbytes(4096), self._rng.randrange(max(1, size)))
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
 
 class LyingProxy:
     """A server before an honest service, whose links go through a liar."""
@@ -171,7 +143,6 @@ class LyingProxy:
         finally:
             await server.stop(None)
             await self.channel.close()
-            self.liar.close()
 
     async def pass_on(self, path: str, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """One call; every call is a stream of messages on the wire."""

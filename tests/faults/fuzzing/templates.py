@@ -27,7 +27,6 @@ _SAMPLED_RULES = (
     link_pb2.JUDGING_RULE_COUPLED,
     link_pb2.JUDGING_RULE_REJECTION,
     link_pb2.JUDGING_RULE_TYPICAL,
-    link_pb2.JUDGING_RULE_DENSE_REJECTION,
 )
 _TRACES = ("", "", "", "00-" + "a" * 32 + "-" + "b" * 16 + "-01")
 _PROMPT = "def read_lines(path):\n"

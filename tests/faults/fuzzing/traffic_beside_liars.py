@@ -1,6 +1,6 @@
 """Requests to a coordinator beside services that lie: which came out right, and how long a stream had to wait.
 
-``python -m tests.faults.fuzzing.traffic_beside_liars draft | target --answers N --seed S [--plane shared_memory]``
+``python -m tests.faults.fuzzing.traffic_beside_liars draft | target --answers N --seed S``
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field, replace
-from unittest import mock
 
 import numpy as np
 
@@ -24,7 +23,6 @@ from outrider.config import CoordinatorSettings
 from outrider.errors import OutriderError
 from outrider.generation import GenerationRequest
 from outrider.transport.convert.generation import info_to_proto
-from outrider.transport.planes import writer
 from outrider.transport.server import Server, serve_draft, serve_target
 from outrider.types import AcceptanceMethod, SamplingParams
 from outrider_coordinator.__main__ import _coordinator
@@ -39,7 +37,6 @@ NUM_CLIENTS = 32
 SHARE = 0.2
 """Share of the messages that are lies."""
 VOCAB_SIZE = 40
-PLANES = ("inline", "shared_memory")
 _PATIENCE_S = 20.0
 """Timeout of a request whose target may never answer."""
 _SEED = 7
@@ -125,12 +122,9 @@ async def references(rows: Rows) -> dict[GenerationRequest, list[int]]:
 class Run:
     """One run: a coordinator with an honest target and an honest draft, and a lying draft or target beside them."""
 
-    def __init__(
-        self, role: str, plane: str, seed: int, num_answers: int, *, drops: bool = False, max_s: float = math.inf
-    ) -> None:
+    def __init__(self, role: str, seed: int, num_answers: int, *, drops: bool = False, max_s: float = math.inf) -> None:
         self.outcome = Outcome()
         self._role, self._num_answers, self._seed = role, num_answers, seed
-        self._shares_memory = plane == "shared_memory"
         self._rows = few_rows(seed=1)
         self._liar = Liar(role, seed, share=SHARE, drops=drops)
         self._number = 0
@@ -139,10 +133,7 @@ class Run:
     async def run(self) -> Outcome:
         """Run until the liar has sent this many answers."""
         expected = await references(self._rows)
-        # By default only arrays that are large go by shared memory.
-        least = 1 if self._shares_memory else writer.MIN_TENSOR_BYTES
-        with mock.patch.object(writer, "MIN_TENSOR_BYTES", least):
-            await self._play(expected)
+        await self._play(expected)
         return self.outcome
 
     async def _play(self, expected: dict[GenerationRequest, list[int]]) -> None:
@@ -236,13 +227,12 @@ def main() -> None:
     """Arguments of the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.fuzzing.traffic_beside_liars")
     parser.add_argument("role", choices=("draft", "target"))
-    parser.add_argument("--plane", choices=PLANES, default="inline")
     parser.add_argument("--answers", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=math.inf, help="end after so long, however many answers")
     parser.add_argument("--drops", action="store_true", help="some answers never come")
     options = parser.parse_args()
-    run = Run(options.role, options.plane, options.seed, options.answers, drops=options.drops, max_s=options.seconds)
+    run = Run(options.role, options.seed, options.answers, drops=options.drops, max_s=options.seconds)
     sys.stdout.write(json.dumps(asdict(asyncio.run(run.run()))) + "\n")
 
 

@@ -15,7 +15,7 @@ from outrider.errors import InvalidRequestError, NonFiniteLogitsError
 from outrider.kernels.paged_attention import DevicePlan
 from outrider.kv_cache import KVCacheLayout, KVCacheManager, KVCacheSpec, KVSequence, PagePool
 from outrider.model_executor.device_inputs import BatchFrame
-from outrider.model_executor.draft_loop import MAX_STEPS, DraftingRules, DraftMetadata, DraftRow, fits_loop
+from outrider.model_executor.draft_loop import MAX_STEPS, DraftingRules, DraftMetadata, DraftRow
 from outrider.model_executor.draft_loop.batched import (
     DraftBatch,
     MetadataBatch,
@@ -33,7 +33,7 @@ from outrider.ports import Open
 from outrider.sampling import Drawn, LogitRow, propose
 from outrider.sampling.draws import gumbel_argmax_by_groups
 from outrider.sampling.session import SessionSampling
-from outrider.types import AcceptanceMethod, JudgingRule, SamplingParams, SparseEvidence
+from outrider.types import AcceptanceMethod, SamplingParams, SparseEvidence
 from tests.support.core_driver import open_session
 
 VOCAB_SIZE = 97
@@ -344,18 +344,6 @@ def test_a_bound_that_no_text_reaches_is_told_to_a_device_all_the_same() -> None
         metadata(endless).words
         == metadata(replace(endless, sampling=replace(endless.sampling, min_tokens=2**40))).words
     )
-
-
-def test_all_requests_fit_but_those_of_whole_rows() -> None:
-    assert fits_loop(opened(1, temperature=0.0, top_p=0.5, top_k=3))
-    assert fits_loop(replace(opened(1, min_tokens=4), eos_token_ids=tuple(range(9))))
-    fit: list[dict[str, Any]] = [
-        {}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"frequency_penalty": 0.1}, {"logit_bias": ((3, 1.0),)},
-        {"bad_words": ((1,),)}, {"allowed_token_ids": (1, 2)}, {"repetition_penalty": 1.1},
-    ]  # fmt: skip
-    for sampling in fit:
-        assert fits_loop(opened(1, **{"temperature": 1.0, **sampling}))
-    assert not fits_loop(replace(opened(1, temperature=1.0), judging_rule=JudgingRule.DENSE_REJECTION))
 
 
 @pytest.mark.parametrize("method", [AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED])

@@ -39,7 +39,6 @@ ODD: list[tuple[AcceptanceMethod, dict[str, Any], dict[str, Any]]] = [
     (REJECTION, {"temperature": 0.0}, {"num_logprobs": 2}),
     (COUPLED, {"temperature": 1.0}, {"num_prompt_logprobs": 1}),
     (TYPICAL, {"temperature": 0.7, "min_tokens": 5}, {}),
-    (REJECTION, {"temperature": 1.0}, {"dense": True}),
 ]
 Command = Open | Release | Score | Prepare
 MOST_SESSIONS, LONGEST_WAIT = 5, 40

@@ -19,7 +19,7 @@ from outrider.errors import IntegrityError, OutriderError
 from outrider.ports import Extend, Open, Proposal
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Session
-from outrider.types import DenseEvidence, Evidence, SparseEvidence
+from outrider.types import Evidence, SparseEvidence
 from outrider_draft.items import check_extend, check_hidden_states, proposal_length
 from outrider_draft.proposers.base import DraftTokens, ProposalRequest, Proposer
 from outrider_draft.texts import PlainSequence
@@ -136,8 +136,8 @@ def _read(found: object, request: ProposalRequest) -> tuple[tuple[int, ...], Evi
 
 
 def _check_arrays(evidence: object) -> None:
-    if not isinstance(evidence, DenseEvidence | SparseEvidence):
-        raise TypeError(f"evidence is {type(evidence).__name__}: it should be DenseEvidence, SparseEvidence or None")
+    if not isinstance(evidence, SparseEvidence):
+        raise TypeError(f"evidence is {type(evidence).__name__}: it should be SparseEvidence or None")
     for field in fields(evidence):
         content = getattr(evidence, field.name)
         if not isinstance(content, np.ndarray):
@@ -157,8 +157,6 @@ def _cut(evidence: Evidence, token_ids: Sequence[int]) -> Evidence:
     count = len(token_ids)
     if not count:
         return None
-    if isinstance(evidence, DenseEvidence):
-        return DenseEvidence(evidence.probs[:count])
     if isinstance(evidence, SparseEvidence):
         end = int(evidence.counts[:count].sum())
         return SparseEvidence(evidence.counts[:count], evidence.token_ids[:end], evidence.probs[:end])
@@ -169,8 +167,6 @@ def certain_evidence(opened: Open, token_ids: Sequence[int]) -> Evidence:
     """Rows with all probability on one token; None where the rule needs no evidence."""
     if not token_ids or not opened.judging_rule.needs_evidence:
         return None
-    if opened.judging_rule.is_dense:
-        return DenseEvidence(_one_hot(token_ids, opened.num_token_ids))
     ones = np.ones(len(token_ids), dtype=np.float32)
     return SparseEvidence(np.ones(len(token_ids), dtype=np.int32), np.array(token_ids, dtype=np.int32), ones)
 
