@@ -17,8 +17,6 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-_LAYER_SHARE = 0.15
-"""Share of a layer's output against the embedding: few layers then say much about all."""
 _SHARPNESS = 3.0
 """Deviation of attention scores, so that outputs depend on few keys of the text."""
 _OUTER = "outer.safetensors"
@@ -38,6 +36,8 @@ class FlatShape:
     head_dim: int = 128
     vocab_size: int = 128256
     max_length: int = 16384
+    layer_share: float = 0.15
+    """Share of a layer's output against the embedding: of small ones few layers say much about all."""
 
     def config(self, num_layers: int) -> dict[str, Any]:
         """The config.json of a model of so many layers."""
@@ -56,10 +56,10 @@ class FlatShape:
         yield "self_attn.q_proj", (heads, hidden), _SHARPNESS * hidden**-0.5
         yield "self_attn.k_proj", (keys, hidden), hidden**-0.5
         yield "self_attn.v_proj", (keys, hidden), hidden**-0.5
-        yield "self_attn.o_proj", (hidden, heads), _LAYER_SHARE * heads**-0.5
+        yield "self_attn.o_proj", (hidden, heads), self.layer_share * heads**-0.5
         yield "mlp.gate_proj", (inner, hidden), hidden**-0.5
         yield "mlp.up_proj", (inner, hidden), hidden**-0.5
-        yield "mlp.down_proj", (hidden, inner), _LAYER_SHARE * inner**-0.5
+        yield "mlp.down_proj", (hidden, inner), self.layer_share * inner**-0.5
 
 
 def write_pair(folder: Path, shape: FlatShape, device: str) -> tuple[Path, Path]:
