@@ -1,5 +1,5 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
-# ruff: noqa: ANN001, ANN201, ANN202, PLR0917
+# ruff: noqa: ANN001, ANN201, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
 """The random streams inside Triton kernels: device functions, and one kernel that writes rows of them.
 
@@ -58,7 +58,7 @@ def gumbel_of_bits(bits):
 
 
 @triton.jit
-def _row_kernel(
+def row_kernel(
     words_ptr,  # [5, N] int64
     bits_ptr,  # [N, V] int64
     gumbel_ptr,  # [N, V] float32
@@ -66,6 +66,7 @@ def _row_kernel(
     num_tokens,
     BLOCKS: tl.constexpr,
 ):
+    """Bits and noise of rows by their words; a program has ``BLOCKS`` blocks of lanes of a row."""
     row = tl.program_id(0)
     blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     key_low = tl.load(words_ptr + row)
@@ -89,5 +90,5 @@ def row_bits_and_gumbel(rows: StreamRows, num_tokens: int) -> tuple[Tensor, Tens
     noise = torch.empty(shape, dtype=torch.float32, device=device)
     grid = (len(rows), triton.cdiv(triton.cdiv(num_tokens, LANES), _BLOCKS_PER_PROGRAM))
     words = rows.words.squeeze(-1).contiguous()
-    _row_kernel[grid](words, bits, noise, len(rows), num_tokens, BLOCKS=_BLOCKS_PER_PROGRAM)
+    row_kernel[grid](words, bits, noise, len(rows), num_tokens, BLOCKS=_BLOCKS_PER_PROGRAM)
     return bits, noise

@@ -61,7 +61,7 @@ class Negotiation:
                         opened.append(found)
                     else:
                         reasons[kind] = found
-            return self._take_fastest(
+            return self.take_fastest(
                 opened, reasons, on_one_gpu=bool(ours.device_id) and ours.device_id == theirs.device_id
             )
         except OSError:
@@ -69,7 +69,7 @@ class Negotiation:
                 each.end.close()
             raise
 
-    def _take_fastest(
+    def take_fastest(
         self, opened: list[Chosen], reasons: dict[PlaneKind, str], *, on_one_gpu: bool
     ) -> tuple[Chosen | None, PlaneReport]:
         """The fastest by its probes; on one GPU CUDA IPC, whose probes wait for the GPU's turn between two processes.
@@ -116,7 +116,7 @@ class Negotiation:
         problem = "the reader is gone"
         try:
             self._control.send({"type": "try", "kind": kind, "plane": plane_id.hex(), "details": end.details()})
-            problem = self._connect(tried) or self._probe(tried)
+            problem = self._connect(tried) or self.probe(tried)
             if problem:
                 self._control.send({"type": "drop", "plane": plane_id.hex()})
         finally:
@@ -134,7 +134,7 @@ class Negotiation:
         tried.end.opened()
         return str(answer.get("reason", ""))[:200] or problem
 
-    def _probe(self, tried: Chosen) -> str:
+    def probe(self, tried: Chosen) -> str:
         """Send probes and time them; what went wrong, empty when all arrived as they were."""
         content = secrets.token_bytes(PROBE_BYTES)
         sent = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self._device)

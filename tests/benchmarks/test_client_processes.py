@@ -1,5 +1,6 @@
 """Client processes: shares of a load, and records that are those of one process."""
 
+import multiprocessing
 import os
 import signal
 
@@ -62,7 +63,7 @@ async def test_processes_send_what_one_process_would(service: Service) -> None:
 async def test_a_process_that_ends_is_an_error_and_not_a_missing_part(service: Service) -> None:
     async with ClientProcesses(service.address, 2, tls=False) as processes:
         await processes.run_load(PROMPTS, Traffic(), DECODING)
-        victim = processes._workers[1].process
+        victim = multiprocessing.active_children()[0]
         os.kill(victim.pid or 0, signal.SIGKILL)
         with pytest.raises(UnavailableError, match="client process ended with exit code -9"):
             await processes.run_load(PROMPTS, Traffic(), DECODING)

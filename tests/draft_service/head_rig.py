@@ -110,7 +110,7 @@ class Checked:
         if self.lose_every and self.num_events % self.lose_every == 0:
             return SessionLost(event.session, event.generation, "of the test")
         if event.token_ids:
-            text = list(self.rig._runs[event.session].loop.tokens.after(0))
+            text = list(self.rig.runs[event.session].loop.tokens.after(0))
             assert event.base_length == len(text)
             assert list(event.token_ids) == self.reference.draft(text, len(event.token_ids))
             self.num_checked += 1

@@ -60,7 +60,7 @@ def test_other_drafters(tmp_path: Path, target: Path, layout: dict[str, Any]) ->
 def test_states_are_those_of_the_paper(drafter: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = served("dflash", drafter, target)
     assert isinstance(found.executor, BlockExecutor)
-    head, seen = found.executor._block_runner.block_head, []
+    head, seen = found.executor.block_runner.block_head, []
     logits = head.logits
 
     def watch(normed: torch.Tensor) -> torch.Tensor:

@@ -184,7 +184,7 @@ def test_salts_share_the_room_and_the_one_used_longest_ago_goes() -> None:
     proposer = SuffixProposer(max_cached_tokens=64)
     for salt in "abc":
         ask(proposer, [49], [1, 2, 3, 4, 5] * 6, replace(OPEN, cache_salt=salt))
-    outputs = proposer._outputs
+    outputs = proposer.outputs
     assert outputs is not None
     assert outputs.of("c").num_tokens == 30
     assert outputs.num_tokens <= 64

@@ -74,7 +74,7 @@ def gate_of(runner: ModelRunner | None) -> Iterator[Gate]:
 
 def break_links(service: Any) -> None:
     """Loss of a service's links as its users see it; it has released their sessions when they come again."""
-    for link in list(service._thread._links.values()):
+    for link in service.thread.links:
         link.break_off("broken by a test")
 
 

@@ -130,7 +130,7 @@ async def test_a_channel_that_breaks_changes_no_token(side: str) -> None:
             await eventually(lambda: num_direct(stack) > before + 2 or running.done(), "steps")  # noqa: B023 - awaited
             if running.done():
                 break
-            service._thread._inbox.put(None)
+            service.thread.note_read()
             await asyncio.to_thread(service.channels.close)
             if side == "target":
                 service.channels._listener = None

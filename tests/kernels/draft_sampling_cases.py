@@ -177,7 +177,7 @@ def test_what_is_drawn_does_not_depend_on_how_many_candidates_are_few(
     rows = [row(Method.SPARSE, seed=seed, temperature=0.7, **cut) for seed, cut in enumerate(CUTS)]
     logits, sinks = peaked(len(rows), 1000, scale, seed=4), []
     for few in (16, 64, 256):
-        monkeypatch.setattr(kernel, "_FEW", few)
+        monkeypatch.setattr(kernel, "FEW", few)
         sinks.append(draw(logits, rows, kernel=True, mass=0.999, limit=64))
     for other in sinks[1:]:
         assert torch.equal(other.records, sinks[0].records)

@@ -78,8 +78,8 @@ def _seed_and_poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return tensor
 
     monkeypatch.setattr(torch, "empty", poisoned)
-    monkeypatch.setattr(launching, "_NARROW", NARROW)
-    monkeypatch.setattr(launching, "_WIDE", WIDE)
+    monkeypatch.setattr(launching, "NARROW", NARROW)
+    monkeypatch.setattr(launching, "WIDE", WIDE)
     with torch.inference_mode():
         yield
 
@@ -193,7 +193,7 @@ def test_cuts_are_those_of_the_reference(
     monkeypatch: pytest.MonkeyPatch, searches: tuple[launching.Search, launching.Search], dtype: torch.dtype
 ) -> None:
     """Logits on a coarse grid tie often. Where too few runs are gathered, whoever sorts is asked."""
-    for name, search in zip(("_NARROW", "_WIDE"), searches, strict=True):
+    for name, search in zip(("NARROW", "WIDE"), searches, strict=True):
         monkeypatch.setattr(launching, name, search)
     asked = _count_scores(monkeypatch)
     for vocab_size in (1500,) if INTERPRETED else VOCABS[2:]:
@@ -355,7 +355,7 @@ COLUMN_CASES: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("case", COLUMN_CASES)
 def test_columns_are_scored_as_single_requests(case: str, flaw: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if flaw == "cuts not found":
-        monkeypatch.setattr(launching, "_NARROW", TINY)
+        monkeypatch.setattr(launching, "NARROW", TINY)
     num_drafts = (2, 1, 3)
     requests = [
         request_of(opening(seed=3 + place, **fields), 600, num_drafts=count)
@@ -596,7 +596,7 @@ def test_plain_rows_are_scored_as_single_sessions(
     kinds: tuple[int, ...], flaw: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if flaw == "cuts not found":
-        monkeypatch.setattr(launching, "_NARROW", TINY)
+        monkeypatch.setattr(launching, "NARROW", TINY)
     logits = logits_of(len(kinds), 1000, spread=0.05 if flaw == "cuts not found" else 3.0)
     if flaw == "not a number":
         logits[1, 7] = math.nan

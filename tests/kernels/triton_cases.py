@@ -166,7 +166,7 @@ def test_rope_and_cache(
 def test_rope_and_cache_adds_up_what_a_product_left(
     dtype: torch.dtype, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rope_kernel, "_MANY_TOKENS", many)
+    monkeypatch.setattr(rope_kernel, "MANY_TOKENS", many)
     layout = HeadLayout(4, 2, 16, 1e-5)
     partials = random(2, 3, 8 * 16)
     slots, theta = torch.tensor([2, -1, 0], device=DEVICE, dtype=torch.int32), torch.rand(3, 1, 8, device=DEVICE)
@@ -270,9 +270,9 @@ def test_prompts_are_attended_by_the_library(
 ) -> None:
     scale_of_sizes = 4 if INTERPRETED else 1  # each query of each pair of blocks is a program
     monkeypatch.setattr(prompts, "BLOCK", 128 // scale_of_sizes)
-    monkeypatch.setattr(prompts, "_STEP", 32 // scale_of_sizes)
-    monkeypatch.setattr(prompts, "_FEWEST_QUERIES", 32 // scale_of_sizes)
-    monkeypatch.setattr(prompts, "_MOST_WASTE", 5)
+    monkeypatch.setattr(prompts, "STEP", 32 // scale_of_sizes)
+    monkeypatch.setattr(prompts, "MIN_QUERIES", 32 // scale_of_sizes)
+    monkeypatch.setattr(prompts, "MAX_WASTE_RATIO", 5)
     contexts, queries = ([-(-size // scale_of_sizes) for size in sizes] for sizes in (contexts, queries))
     window = window and -(-window // scale_of_sizes)
     batch, slots = ragged_batch(4, contexts, queries, num_pages=500)
@@ -304,8 +304,8 @@ def test_the_library_attends_long_rows_with_little_padding_in_forwards_without_a
     contexts: list[int], queries: list[int], window: int | None, spans: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompts, "BLOCK", 16)
-    monkeypatch.setattr(prompts, "_STEP", 8)
-    monkeypatch.setattr(prompts, "_FEWEST_QUERIES", 8)
+    monkeypatch.setattr(prompts, "STEP", 8)
+    monkeypatch.setattr(prompts, "MIN_QUERIES", 8)
     batch, _ = ragged_batch(4, contexts, queries, num_pages=80)
     shape, frame = BatchShape.of(batch), BatchFrame(4, (window,), torch.zeros(512, dtype=torch.int32))
     numbers = pack(batch, shape)

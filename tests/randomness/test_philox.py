@@ -162,7 +162,7 @@ from triton.compiler import ASTSource
 from outrider.randomness import philox_triton
 
 types = {"words_ptr": "*i64", "bits_ptr": "*i64", "gumbel_ptr": "*fp32", "num_rows": "i32", "num_tokens": "i32"}
-source = ASTSource(philox_triton._row_kernel, {**types, "BLOCKS": "constexpr"}, {"BLOCKS": 256})
+source = ASTSource(philox_triton.row_kernel, {**types, "BLOCKS": "constexpr"}, {"BLOCKS": 256})
 for capability in (80, 90):
     print("lg2.approx" in triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"])
 """

@@ -78,7 +78,7 @@ class ServiceRig:
         self._runner = runner
         self._input_processor = InputProcessor(self.settings, describe_model("target", target, runner), ModelText())
         self._policy = DraftLengthPolicy(self.settings.num_speculative_tokens)
-        self._runs: dict[int, Run] = {}
+        self.runs: dict[int, Run] = {}
         self._num_started = 0
         self._to_draft: list[Any] = []
         self._to_target: list[Any] = []
@@ -94,9 +94,9 @@ class ServiceRig:
         todo = iter(requests)
         runs: list[Run] = []
         while True:
-            while len(self._runs) < WIDTH and (options := next(todo, None)) is not None:
+            while len(self.runs) < WIDTH and (options := next(todo, None)) is not None:
                 runs.append(self._start(options))
-            if not self._runs:
+            if not self.runs:
                 return [run.token_ids for run in runs]
             self._turn(self.draft, self._to_draft, SessionLoop.on_draft_event, enough)
             self._turn(self.target, self._to_target, SessionLoop.on_target_event, enough)
@@ -111,7 +111,7 @@ class ServiceRig:
         request, _ = build_request(options)  # type: ignore[arg-type]
         run = Run(SessionLoop(self._input_processor.process(request), self._policy, draft=self._facts))
         self._num_started += 1
-        self._runs[self._num_started] = run
+        self.runs[self._num_started] = run
         run.loop.start(self._num_started)
         self._collect(self._num_started, run)
         return run
@@ -137,7 +137,7 @@ class ServiceRig:
         deliver: Callable[[SessionLoop, Any], None],
         enough: int | None,
     ) -> None:
-        run = self._runs.get(event.session)
+        run = self.runs.get(event.session)
         if run is None:
             return
         if isinstance(event, Opened):
@@ -165,7 +165,7 @@ class ServiceRig:
             elif isinstance(action, Fail):
                 raise action.error
         if run.loop.is_over:
-            self._runs.pop(session, None)
+            self.runs.pop(session, None)
 
 
 def _build_draft(

@@ -72,7 +72,7 @@ def pair() -> Iterator[Pair]:
 @pytest.fixture
 def shared_memory_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaced probe: on a busy machine the quickest of a few may be the socket's."""
-    probe = Negotiation._probe
+    probe = Negotiation.probe
 
     def timed(negotiation: Negotiation, tried: Chosen) -> str:
         problem = probe(negotiation, tried)
@@ -80,7 +80,7 @@ def shared_memory_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
         tried.round_trip_s = 1e-4 if tried.kind is PlaneKind.SHARED_MEMORY else 2e-4
         return problem
 
-    monkeypatch.setattr(Negotiation, "_probe", timed)
+    monkeypatch.setattr(Negotiation, "probe", timed)
 
 
 def put(writer: PlaneWriter, rows: torch.Tensor, *sizes: int) -> list[PlaneReference]:
@@ -332,7 +332,7 @@ def test_cuda_ipc_is_taken_on_one_gpu_and_the_fastest_elsewhere(on_one_gpu: bool
     times = {PlaneKind.CUDA_IPC: 0.4e-3, PlaneKind.SHARED_MEMORY: 0.1e-3}
     opened = [Chosen(kind, b"", end, times[kind]) for kind, end in ends.items()]
     talk = Negotiation(control, CPU, "127.0.0.1", LIMITS)
-    best, report = talk._take_fastest(opened, {}, on_one_gpu=on_one_gpu)
+    best, report = talk.take_fastest(opened, {}, on_one_gpu=on_one_gpu)
     assert best is not None
     assert best.kind is report.kind is chosen
     for kind, end in ends.items():

@@ -188,7 +188,9 @@ async def test_a_late_answer_of_a_dead_link_is_dropped(serve: Serve) -> None:
         await eventually(lambda: target.num_pages_free == 8)
 
 
-async def test_a_service_that_only_sends_heartbeats_stays_attached(serve: Serve) -> None:
+async def test_a_service_that_only_sends_heartbeats_stays_attached(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A long forward: the worker is busy, the link is not."""
     draft = ToyDraft(ROWS, V)
     port = RemoteDraft((await serve("draft", draft)).address, link_timeout_s=TIMEOUT_S)
@@ -198,14 +200,15 @@ async def test_a_service_that_only_sends_heartbeats_stays_attached(serve: Serve)
     talk.link.send([opening(1), Extend(1, 2, 0, EMPTY_PREFIX, PROMPT, 1)])
     hearing = asyncio.create_task(talk.hear())
     looks: list[bool] = []
-    detector = talk.link._watch._detector
-    look = detector.look
+    look = heartbeats.SilenceDetector.look
 
-    def watched(now: float) -> bool:
-        looks.append(look(now))
-        return looks[-1]
+    def watched(detector: heartbeats.SilenceDetector, now: float) -> bool:
+        is_silent = look(detector, now)
+        if detector.timeout_s == TIMEOUT_S:  # of the coordinator's end
+            looks.append(is_silent)
+        return is_silent
 
-    detector.look = watched
+    monkeypatch.setattr(heartbeats.SilenceDetector, "look", watched)
     await eventually(lambda: len(looks) > 3 * LOOKS)
     assert not any(looks)
     assert not hearing.done()

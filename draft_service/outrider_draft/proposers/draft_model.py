@@ -152,8 +152,10 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         self.runner = runner
         window = runner.config.attention_window
         self.sequences = TailSequences(runner.sequences, None if window is None else window.size)
-        self._can_loop = runner.drafting is not None
-        self._max_rows = runner.max_draft_rows
+        self.can_loop = runner.drafting is not None
+        """True if the runner drafts in a loop."""
+        self.max_rows = runner.max_draft_rows
+        """Largest number of rows of a loop."""
 
     def kv_of(self, job: ProposalJob) -> KVSequence:
         """The sequence to which the job writes."""
@@ -268,7 +270,7 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         is_sound = (
             1 <= min(lengths) <= most <= MAX_STEPS
             and 1 <= min(counts) <= longest <= MAX_CATCH_UP
-            and len(lengths) <= self._max_rows
+            and len(lengths) <= self.max_rows
             and 0 <= min(ids) <= max(ids) < self.runner.config.vocab_size
             and max(batched.draft_lengths.tolist()) <= MAX_DRAFT_LENGTH
         )
@@ -290,7 +292,7 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         if not isinstance(state, DraftState):
             opened = session.open
             # A loop masks no tokens of grammars: masked passes take longer than the tokens that they save.
-            metadata = self._metadata_of(opened) if self._can_loop else None
+            metadata = self._metadata_of(opened) if self.can_loop else None
             state = session.executor_state = DraftState(SessionSampling(opened, self.runner.sampler.grammars), metadata)
         return state
 

@@ -94,7 +94,8 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         self.runner = runner
         self.sequences = StateSequences(runner.sequences)
         config = runner.head.config
-        self._width = config.target_hidden_size * len(config.hidden_state_layers)
+        self.width = config.target_hidden_size * len(config.hidden_state_layers)
+        """Numbers of the hidden states of a token."""
         self._vocab_size = config.layer.vocab_size
 
     def kv_of(self, job: HeadJob) -> KVSequence | None:
@@ -116,7 +117,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         """An empty proposal for a session that outgrew the head; ``InvalidRequestError`` for a bad item."""
         check_extend(session.open, item, vocab_size=self._vocab_size)
         if item.hidden_states is not None:
-            check_hidden_states(item, item.hidden_states, width=self._width)
+            check_hidden_states(item, item.hidden_states, width=self.width)
         base = item.num_kept_tokens + len(item.token_ids)
         return Proposal(item.session, item.generation, base, ()) if base > session.reserved_length else None
 
@@ -201,7 +202,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
 
     def _has_states(self, step: DecodeBatch, states: StateBatch | None) -> bool:
         """True if the states were fetched, and are of the positions that the items must bring."""
-        if states is None or states.tensor is None or states.width != self._width:
+        if states is None or states.tensor is None or states.width != self.width:
             return False
         starts, counts = (step.kept - 1).tolist(), step.batched.counts.tolist()
         return bool(states.starts.tolist() == starts and states.counts.tolist() == counts)

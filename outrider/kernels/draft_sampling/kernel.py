@@ -65,7 +65,7 @@ _PLAIN = ["parameters_ptr"]
 _MIN_CAPACITY = 256
 _PLACED, _COMPARED = 16, 128
 """Candidates that one program finds the places of, and those that it compares them with at once."""
-_FEW = 256
+FEW = 256
 """Candidates of nearly all rows that are cut. A program for more is long, and is run once: mostly it waits for its own
 instructions."""
 _SURE_MASS = 1 - 1e-5
@@ -548,5 +548,5 @@ class TritonSampler:
             parameters, partials, best_ids, counters, candidates, places, masses, sink.step,
             sink.next_ids, sink.records, sink.supports,
             MASS=self._mass, LIMIT=self._limit, CAPACITY=capacity, PLACED=_PLACED, COMPARED=_COMPARED,
-            FEW=min(_FEW, capacity), **cut, **options,
+            FEW=min(FEW, capacity), **cut, **options,
         )  # fmt: skip

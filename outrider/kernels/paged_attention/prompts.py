@@ -28,11 +28,11 @@ from outrider.kernels.paged_attention.device_plan import DevicePlan, RowSpan
 
 BLOCK = 4096
 """Positions."""
-_STEP = 2048
+STEP = 2048
 """Granularity of sizes."""
-_FEWEST_QUERIES = 3072
+MIN_QUERIES = 3072
 """Least number of a row's queries; with fewer, ``chunks`` is as fast."""
-_MOST_WASTE = 1.25
+MAX_WASTE_RATIO = 1.25
 """Work with padding over work without; beyond, ``chunks`` is faster."""
 _ALIGNED = 8
 """Sizes of heads that the library takes are multiples of it."""
@@ -55,7 +55,7 @@ class Block:
     @property
     def size(self) -> int:
         """Positions from ``start`` on that are attended together."""
-        return -(-(self.stop - self.start) // _STEP) * _STEP
+        return -(-(self.stop - self.start) // STEP) * STEP
 
     @property
     def cost(self) -> float:
@@ -80,7 +80,7 @@ def _suits(span: RowSpan, window: int | None) -> bool:
     pairs = span.num_queries * (span.context - span.num_queries / 2)
     cost = sum(block.cost for block in blocks_of(span.num_queries, span.context))
     sees_all = window is None or span.context <= window
-    return sees_all and span.num_queries >= _FEWEST_QUERIES and cost <= _MOST_WASTE * pairs
+    return sees_all and span.num_queries >= MIN_QUERIES and cost <= MAX_WASTE_RATIO * pairs
 
 
 def _has_library(query: torch.Tensor) -> bool:
@@ -152,7 +152,7 @@ def _attend_block(queries: torch.Tensor, pages: _Pages, block: Block, scale: flo
 def make_plans(num_heads: int, num_kv_heads: int, head_dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
     """Attend once in each shape that there can be, for which the library makes a plan the first time."""
     keys_values = torch.zeros(BLOCK, 2, num_kv_heads, head_dim, dtype=dtype, device=device)
-    for size in range(_STEP, BLOCK + 1, _STEP):
+    for size in range(STEP, BLOCK + 1, STEP):
         queries = torch.zeros(size, num_heads, head_dim, dtype=dtype, device=device)
         join(*_attend(queries, keys_values[:size], is_causal=True), *_attend(queries, keys_values, is_causal=False))
 

@@ -15,7 +15,7 @@ from outrider.kernels.launching import launch_options
 from outrider.kernels.rope_and_cache.layout import CosSin, HeadLayout
 from outrider.kernels.rope_and_cache.numbers import cache_numbers
 
-_MANY_TOKENS = 128
+MANY_TOKENS = 128
 """Tokens from which on programs of few heads of a token are too many."""
 
 
@@ -112,7 +112,7 @@ def apply_rope_and_cache(
     dtype = cos_sin.cos.dtype if kv.dtype == FP8 else kv.dtype
     if qkv.dtype != dtype:
         queries = torch.empty(queries.shape, dtype=dtype, device=qkv.device)
-    num_heads, num_warps = (16, 4) if num_tokens >= _MANY_TOKENS else (4, 1)  # of a program
+    num_heads, num_warps = (16, 4) if num_tokens >= MANY_TOKENS else (4, 1)  # of a program
     if num_tokens:
         _rope_and_cache_kernel[(num_tokens, triton.cdiv(num_all, num_heads))](
             qkv, queries, kv, slots, cos_sin.cos, cos_sin.sin,

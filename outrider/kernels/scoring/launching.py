@@ -48,9 +48,9 @@ class Search:
     num_warps: int
 
 
-_NARROW = Search(1024, 2048, 8)
+NARROW = Search(1024, 2048, 8)
 """Search that suffices for most rows; two rows find room on a processor."""
-_WIDE = Search(2048, 4096, 16)
+WIDE = Search(2048, 4096, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def launch_kernels(logits: torch.Tensor, described: torch.Tensor, rows: Rows, *,
             GROUPS=most_groups, IDS=_IDS_AT_ONCE, num_warps=_ANSWER_WARPS, **has, **options,
         )  # fmt: skip
     if has_cuts:
-        _answer_cut_rows(logits, described, _Partial(groups, tops), found, _WIDE if wide else _NARROW)
+        _answer_cut_rows(logits, described, _Partial(groups, tops), found, WIDE if wide else NARROW)
     return found
 
 

@@ -226,6 +226,11 @@ class EngineThread(Generic[CommandT, EventT]):
         if self.stall.is_hang:
             raise UnavailableError("the engine hangs: it makes no progress, and there is work")
 
+    @property
+    def links(self) -> list[LocalLink[CommandT, EventT]]:
+        """Open links."""
+        return list(self._links.values())
+
     def attach(self) -> LocalLink[CommandT, EventT]:
         """Open a link for the running event loop; ``UnavailableError`` if the thread has stopped, or hangs."""
         self.require_progress()

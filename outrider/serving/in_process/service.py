@@ -68,7 +68,7 @@ class InProcessService(Generic[CommandT, EventT]):
         self._warm_up_commands = tuple(warm_up_commands)
         self._capture_seconds = capture_seconds
         self._prefix_cache = prefix_cache
-        self._thread = EngineThread(
+        self.thread = EngineThread(
             core,
             name=f"{description.role}-engine",
             on_failure=on_failure,
@@ -76,11 +76,12 @@ class InProcessService(Generic[CommandT, EventT]):
             channels=channels,
             hang_timeout_s=hang_timeout_s,
         )
+        """Thread that owns the device."""
 
     @property
     def is_alive(self) -> bool:
         """True if links can be opened; False after a failure and after ``close``."""
-        return self._thread.is_alive
+        return self.thread.is_alive
 
     @property
     def num_sessions(self) -> int:
@@ -90,7 +91,7 @@ class InProcessService(Generic[CommandT, EventT]):
     @property
     def stall(self) -> Stall:
         """Age of the work that makes no progress; from any thread."""
-        return self._thread.stall
+        return self.thread.stall
 
     @property
     def stats(self) -> ServiceStats:
@@ -103,7 +104,7 @@ class InProcessService(Generic[CommandT, EventT]):
         return [
             *self.core.stats.readings(),
             Reading("outrider_sessions_open", self.core.num_sessions),
-            Reading("outrider_stall_seconds", self._thread.stall.age_s),
+            Reading("outrider_stall_seconds", self.thread.stall.age_s),
             Reading("outrider_kv_pages_free", free),
             Reading("outrider_kv_pages_used", num_pages - free),
             Reading("outrider_kv_cache_usage_perc", 1 - free / num_pages if num_pages else 0.0),
@@ -135,12 +136,12 @@ class InProcessService(Generic[CommandT, EventT]):
 
     async def describe(self) -> ModelDescription:
         """Facts of the service; ``UnavailableError`` when it has stopped, or hangs."""
-        self._thread.require_progress()
+        self.thread.require_progress()
         return self.description
 
     async def attach(self) -> LocalLink[CommandT, EventT]:
         """Open a link; ``UnavailableError`` when the service has stopped, or hangs."""
-        return self._thread.attach()
+        return self.thread.attach()
 
     async def warm_up(self) -> None:
         """Serve the warm-up commands in the engine thread, as requests will be; ``UnavailableError`` if that fails."""
@@ -164,7 +165,7 @@ class InProcessService(Generic[CommandT, EventT]):
 
     async def close(self) -> None:
         """Stop after the step in progress; links break. Idempotent."""
-        await asyncio.to_thread(self._thread.close)
+        await asyncio.to_thread(self.thread.close)
         await asyncio.to_thread(self.planes.close)
         await asyncio.to_thread(self.channels.close)
         if self._on_closed is not None:

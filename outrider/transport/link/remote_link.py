@@ -84,7 +84,7 @@ class RemoteLink(Generic[CommandT, EventT]):
         messages = split_commands(commands, self._encode, MAX_COMMANDS_BYTES)
         if not all(self._outbox.put(message) for message in messages):
             # A command that was lost is a link that is lost: the reader has to hear of it too.
-            raise self._give_up(f"{self._address} has stopped reading the link")
+            raise self.give_up(f"{self._address} has stopped reading the link")
 
     async def events(self) -> AsyncIterator[EventBatch[EventT]]:
         """The events, for one reader; ends after ``close``, raises ``UnavailableError`` if the link breaks."""
@@ -145,7 +145,7 @@ class RemoteLink(Generic[CommandT, EventT]):
         limit_ms = min(heartbeat.stall_limit_ms, LONGEST_STALL_LIMIT_MS)
         self.stall = Stall(heartbeat.stall_ms / 1000, limit_ms / 1000)
         if self.stall.is_hang:
-            self._give_up(f"{self._address} hangs: no progress with its work for {self.stall.age_s:.1f} s")
+            self.give_up(f"{self._address} hangs: no progress with its work for {self.stall.age_s:.1f} s")
         if not heartbeat.HasField("num_received_messages"):
             return  # a service of an older version
         self._receipts.start()
@@ -163,12 +163,12 @@ class RemoteLink(Generic[CommandT, EventT]):
         self._receipts.resume()
 
     def _on_lost_messages(self, timeout_s: float) -> None:
-        self._give_up(f"{self._address} has received nothing of what was sent to it for {timeout_s:g} s")
+        self.give_up(f"{self._address} has received nothing of what was sent to it for {timeout_s:g} s")
 
     def _on_silent(self, timeout_s: float) -> None:
-        self._give_up(f"nothing was received from {self._address} for {timeout_s:g} s")
+        self.give_up(f"nothing was received from {self._address} for {timeout_s:g} s")
 
-    def _give_up(self, reason: str) -> UnavailableError:
+    def give_up(self, reason: str) -> UnavailableError:
         """Break the link from this end, for the reader and for senders."""
         self._gave_up = True
         self._broken = UnavailableError(reason)

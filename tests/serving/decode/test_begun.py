@@ -95,7 +95,7 @@ class SlowProposer(ModelProposer):
 def slow_model_core() -> Core:
     core = model_core(kind=SlowProposer)
     executor: Any = core.executor
-    runner, executor._can_loop, executor._max_rows = executor.runner, True, 8
+    runner, executor.can_loop, executor.max_rows = executor.runner, True, 8
     runner.draft = functools.partial(drawn_by_forwards, runner)
     runner.begin_draft = functools.partial(DrawnByForwards, runner)
     return core

@@ -175,7 +175,7 @@ def model_core(
     runner.draft = functools.partial(drawn_by_forwards, runner)  # type: ignore[method-assign]
     runner.begin_draft = functools.partial(DrawnByForwards, runner)  # type: ignore[method-assign,assignment]
     executor = holding(ModelProposer, switch, asynchronous=False)(runner)
-    executor._can_loop, executor._max_rows = True, 8
+    executor.can_loop, executor.max_rows = True, 8
     limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=True)
     table = SessionTable(executor.sequences, limits)
     return EngineCore(table, executor, takes_batch=takes_batch, clock=switch.clock), executor
@@ -301,7 +301,7 @@ def test_a_head_says_and_holds_the_same(method: str, samplings: Samplings, tmp_p
     switch = Switch()
     steady, executor = head_core(switch, folders, method, takes_batch=True, loops=loops)
     plain, other = head_core(switch, folders, method, takes_batch=False, loops=loops)
-    width = executor._width
+    width = executor.width
     twins = HeadTwins(steady, plain, switch, 5, num_token_ids=NUM_TOKEN_IDS - 1, width=width, samplings=samplings)
     twins.run(100 if loops else 50)
     assert executor.num_columns > 10, twins.outcomes

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import pytest
 
 from outrider.item_batch import batch_of_commands
 from outrider.ports import Prepare, Scores
 from outrider.serving.decode import lookahead_steps
-from outrider.serving.output_processor import OutputProcessor
+from outrider.serving.decode.lookahead_steps import LookaheadAnswers
 from tests.serving.lookahead.coordinating import core_of
 from tests.serving.lookahead.device import VOCAB_SIZE, CountingExecutor, Drawing, Runner
 from tests.support.core_driver import Driver, open_session, score_item
@@ -29,14 +28,14 @@ def test_answers_of_a_forward_in_arrays_tell_its_end_though_they_leave_apart(mon
     monkeypatch.setattr(lookahead_steps, "FEWEST_SESSIONS", 2)
     monkeypatch.setattr(Drawing, "choose", _NeverWrong())  # a session whose token was wrong is answered on its own
     num_in_arrays = 0
-    make = OutputProcessor._plain_batch
+    by_link = LookaheadAnswers.by_link
 
-    def counted(outputs: OutputProcessor, finished: Sequence[object], plain: Sequence[object]) -> object:
+    def counted(answers: LookaheadAnswers) -> list[tuple[int, LookaheadAnswers]]:
         nonlocal num_in_arrays
         num_in_arrays += 1
-        return make(outputs, finished, plain)  # type: ignore[arg-type]
+        return by_link(answers)
 
-    monkeypatch.setattr(OutputProcessor, "_plain_batch", counted)
+    monkeypatch.setattr(LookaheadAnswers, "by_link", counted)
     core = core_of(CountingExecutor(Runner(100)), lookahead=True, max_batched_tokens=64)  # type: ignore[arg-type]
     core.scheduler.plain.links.add(0)
     driver = Driver(core)

@@ -43,7 +43,8 @@ class BlockExecutor(HeadExecutor):
 
     def __init__(self, runner: BlockRunner) -> None:
         super().__init__(runner)
-        self._block_runner = runner
+        self.block_runner = runner
+        """Runner that drafts a block in one forward."""
         self._longest = runner.block_head.config.block_size - 1
 
     def num_drafted(self, job: HeadJob) -> int:
@@ -62,7 +63,7 @@ class BlockExecutor(HeadExecutor):
 
     def _draft(self, jobs: list[HeadJob], hidden: torch.Tensor, normed: torch.Tensor, places: list[int]) -> None:
         blocks = [(job.kv, job.sequence.text.token_ids[-1], job.draft_length) for job in jobs]
-        logits = self._block_runner.draft_block(blocks)  # [N, V]
+        logits = self.block_runner.draft_block(blocks)  # [N, V]
         likeliest = logits.argmax(-1).tolist() if any(_reads_history(job) for job in jobs) else []
         rows: list[LogitRow] = []
         for job in jobs:

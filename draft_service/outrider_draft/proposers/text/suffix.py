@@ -128,7 +128,8 @@ class SuffixProposer(Proposer):
         """
         self.max_model_len = max_model_len
         self._max_depth, self._factor, self._floor = max_tree_depth, max_spec_factor, min_token_prob
-        self._outputs = OutputCaches(max_cached_tokens) if max_cached_tokens else None
+        self.outputs = OutputCaches(max_cached_tokens) if max_cached_tokens else None
+        """Outputs of ended requests by salt; None if none are kept."""
 
     @classmethod
     def load(cls, settings: DraftSettings) -> SuffixProposer:
@@ -146,7 +147,7 @@ class SuffixProposer(Proposer):
         return [DraftTokens(self._continue(request).token_ids) for request in requests]
 
     def _continue(self, request: ProposalRequest) -> Continuation:
-        cache = None if self._outputs is None else self._outputs.of(request.open.cache_salt)
+        cache = None if self.outputs is None else self.outputs.of(request.open.cache_salt)
         own = self._followed(request, cache)
         if not request.num_tokens:
             return Continuation()
