@@ -58,6 +58,18 @@ def num_direct(stack: Stack) -> float:
     return value
 
 
+_IN_TURN: dict[str, list[GenerationResult]] = {}
+
+
+async def in_turn(rule: dict[str, Any], draft: Any = DRAFT) -> list[GenerationResult]:
+    """Results without direct proposals, which are generated once for each rule and draft."""
+    if (key := repr((rule, draft))) not in _IN_TURN:
+        async with run_stack(TARGET, draft, wire=True, direct_proposals=False, **PATIENT) as stack:
+            _IN_TURN[key] = await together(stack, rule)
+            assert not num_direct(stack) and not stack.coordinator.services.peers.channels.num_open
+    return _IN_TURN[key]
+
+
 async def introduced(stack: Stack) -> None:
     await eventually(lambda: stack.coordinator.services.peers.channels.num_open == 1, "a proposal channel")
 
@@ -86,9 +98,7 @@ def check_same(results: list[GenerationResult], others: list[GenerationResult]) 
 @RULES
 @pytest.mark.parametrize("draft", [DRAFT, TARGET], ids=["other draft", "same model"])
 async def test_tokens_are_the_same_with_and_without(draft: Any, rule: dict[str, Any]) -> None:
-    async with run_stack(TARGET, draft, wire=True, direct_proposals=False, **PATIENT) as stack:
-        expected = await together(stack, rule)
-        assert not num_direct(stack) and not stack.coordinator.services.peers.channels.num_open
+    expected = await in_turn(rule, draft)
     async with run_stack(TARGET, draft, wire=True, **PATIENT) as stack:
         await introduced(stack)
         found = await directly(stack, rule, expected)
@@ -107,8 +117,7 @@ async def test_a_target_has_planned_steps_when_their_proposals_come(monkeypatch:
         taken.extend([] if step is None else [len(step)])
         return step
 
-    async with run_stack(TARGET, DRAFT, wire=True, direct_proposals=False, **PATIENT) as stack:
-        expected = await together(stack, GREEDY)
+    expected = await in_turn(GREEDY)
     monkeypatch.setattr(ExpectedStep, "take", taking)
     async with run_stack(TARGET, DRAFT, wire=True, **PATIENT) as stack:
         await introduced(stack)
@@ -189,8 +198,7 @@ async def test_a_channel_that_brings_other_tokens_changes_none(monkeypatch: pyte
 
 @RULES
 async def test_scores_may_come_before_the_proposals(rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    async with run_stack(TARGET, DRAFT, wire=True, direct_proposals=False, **PATIENT) as stack:
-        expected = await together(stack, rule)
+    expected = await in_turn(rule)
     events = RemoteLink.events
     held: list[int] = []
 
@@ -230,8 +238,7 @@ async def test_a_draft_that_is_wrong_by_either_way_ends_no_request(
         return honest(replace(answers, supports=replace(supports, token_ids=supports.token_ids + 100_000)))
 
     rule = GREEDY if fault == "ids" else SAMPLED
-    async with run_stack(TARGET, DRAFT, wire=True, direct_proposals=False, **PATIENT) as stack:
-        expected = await together(stack, rule)
+    expected = await in_turn(rule)
     monkeypatch.setattr(sending, "to_bytes", wrong)
     async with run_stack(TARGET, DRAFT, wire=True, **PATIENT) as stack:
         await introduced(stack)

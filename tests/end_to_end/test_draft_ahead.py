@@ -57,9 +57,15 @@ async def alone(stack: Stack, rule: dict[str, Any], **more: Any) -> list[Generat
     return [await stack.generate(**request, **more) for request in requests(rule)]
 
 
-async def expected_of(rule: dict[str, Any], **more: Any) -> list[GenerationResult]:
-    async with run_stack(TARGET, None, wire=True) as stack:
-        return await alone(stack, rule, **more)
+_EXPECTED: dict[str, list[GenerationResult]] = {}
+
+
+async def expected_of(rule: dict[str, Any]) -> list[GenerationResult]:
+    """Results of the target alone, which are generated once for each rule."""
+    if (key := repr(rule)) not in _EXPECTED:
+        async with run_stack(TARGET, None, wire=True) as stack:
+            _EXPECTED[key] = await alone(stack, rule)
+    return _EXPECTED[key]
 
 
 async def check_played(
@@ -202,8 +208,8 @@ async def test_verdicts_that_go_wrong_change_no_token(
 @RULES
 async def test_ends_of_requests_are_where_the_target_alone_ends(rule: dict[str, Any]) -> None:
     """Stop texts, stop tokens, several choices, few tokens: what was begun beyond them goes with the session."""
+    plain = (await expected_of(rule))[0]
     async with run_stack(TARGET, None, wire=True) as stack:
-        plain = (await alone(stack, rule))[0]
         ends: list[dict[str, Any]] = [
             {"stop": [plain.text[5:7]]},
             {"stop_token_ids": [plain.token_ids[9]]},
