@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.batched import AnswerBatch, ExtendBatch, LogprobBatch
+from outrider.batched import AnswerBatch, ExtendBatch
 from outrider.ports import ItemTiming, Proposal, Scores
 from outrider.types import TokenLogprob
 from outrider_coordinator.requests.request_state import RequestState
@@ -64,7 +64,7 @@ class TakenAnswers:
 
     @functools.cached_property
     def _logprobs(self) -> JointLogprobs:
-        return JointLogprobs(self.answers.logprobs or LogprobBatch.nothing(len(self.answers.sessions)))
+        return JointLogprobs(self.answers.logprobs, len(self.answers.sessions))
 
     def logprobs(self, place: int, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
         """Logprobs of the new tokens of a request, which has asked for them; ``ProtocolError`` without any."""

@@ -14,27 +14,17 @@ from outrider.types import CandidateLogprobs, TokenLogprob
 _MISSING = "scores came without the logprobs that were asked for"
 
 
-def token_logprob(position: CandidateLogprobs, token_id: int) -> TokenLogprob:
-    """The logprob of the emitted token and the most likely tokens; ``ProtocolError`` if the target left it out."""
-    (found,) = np.nonzero(position.token_ids == token_id)
-    if not found.size:
-        raise ProtocolError(_left_out(token_id))
-    index = int(found[0])
-    top = tuple(zip(position.top_token_ids.tolist(), position.top_logprobs.tolist(), strict=True))
-    return TokenLogprob(token_id, float(position.logprobs[index]), int(position.ranks[index]), top)
-
-
-def emitted_logprobs(scores: Scores, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
-    """The logprobs of a verdict's tokens, the first at position 0 of the scores."""
-    if len(scores.logprobs) < len(token_ids):
-        raise ProtocolError(_MISSING)
-    return tuple(map(token_logprob, scores.logprobs, token_ids))
+def emitted_logprobs(rows: Sequence[CandidateLogprobs], token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
+    """Logprobs of tokens, the first at the first position; ``ProtocolError`` if the target left one out."""
+    return JointLogprobs(LogprobBatch.of([rows])).emitted(0, token_ids)
 
 
 class JointLogprobs:
     """Logprobs of the scores of many sessions, read at once: arrays of one position take as long as all of these."""
 
-    def __init__(self, batched: LogprobBatch) -> None:
+    def __init__(self, batched: LogprobBatch | None, num_sessions: int = 1) -> None:
+        """``batched``: of all sessions; None: scores came without."""
+        batched = batched or LogprobBatch.nothing(num_sessions)
         self._edges = [0, *batched.num_positions.cumsum(dtype=np.int64).tolist()]
         self._own_edges = [0, *batched.counts.cumsum(dtype=np.int64).tolist()]
         self._top_edges = [0, *batched.top_counts.cumsum(dtype=np.int64).tolist()]
@@ -43,7 +33,7 @@ class JointLogprobs:
         self._tops = list(zip(batched.top_token_ids.tolist(), batched.top_logprobs.tolist(), strict=True))
 
     def emitted(self, place: int, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
-        """``emitted_logprobs`` of the session at this place."""
+        """Logprobs of new tokens of the session at this place, the first at its first position."""
         first, stop = self._edges[place : place + 2]
         if stop - first < len(token_ids):
             raise ProtocolError(_MISSING)
@@ -69,5 +59,4 @@ def prompt_logprobs(scores: Scores, prompt_token_ids: Sequence[int]) -> tuple[To
         raise ProtocolError(
             f"scores hold prompt logprobs of {len(scores.prompt_logprobs)} tokens, not of {len(prompt_token_ids) - 1}"
         )
-    found = zip(scores.prompt_logprobs, prompt_token_ids[1:], strict=True)
-    return (None, *(token_logprob(position, token_id) for position, token_id in found))
+    return (None, *emitted_logprobs(scores.prompt_logprobs, prompt_token_ids[1:]))

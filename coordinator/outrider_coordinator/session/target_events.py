@@ -117,7 +117,7 @@ def _take_logprobs(session: SessionState, event: Scores, new: tuple[int, ...]) -
     engine_request = session.engine_request
     if engine_request.num_prompt_logprobs is not None and session.prompt_logprobs is None:
         session.prompt_logprobs = prompt_logprobs(event, engine_request.prompt_token_ids)
-    return None if engine_request.num_logprobs is None else emitted_logprobs(event, new)
+    return None if engine_request.num_logprobs is None else emitted_logprobs(event.logprobs, new)
 
 
 def _commit(

@@ -7,13 +7,19 @@ import pytest
 
 from outrider.batched import LogprobBatch
 from outrider.errors import ProtocolError
-from outrider.types import CandidateLogprobs
-from outrider_coordinator.session.logprobs import JointLogprobs, token_logprob
+from outrider.types import CandidateLogprobs, TokenLogprob
+from outrider_coordinator.session.logprobs import JointLogprobs
 
 
 def position(*token_ids: int, num_top: int = 2) -> CandidateLogprobs:
     own, top = np.array(token_ids, dtype=np.int32), np.arange(num_top, dtype=np.int32)
     return CandidateLogprobs(own, -own.astype(np.float32), own + 1, top, -top.astype(np.float32))
+
+
+def alone(position: CandidateLogprobs, token_id: int) -> TokenLogprob:
+    (index,) = np.flatnonzero(position.token_ids == token_id)
+    top = tuple(zip(position.top_token_ids.tolist(), position.top_logprobs.tolist(), strict=True))
+    return TokenLogprob(token_id, float(position.logprobs[index]), int(position.ranks[index]), top)
 
 
 ROWS = [
@@ -32,7 +38,7 @@ def joint() -> JointLogprobs:
 
 @pytest.mark.parametrize(("place", "token_ids"), [(0, (3, 9)), (0, (3,)), (2, (3,)), (3, (8, 8)), (1, ())])
 def test_emitted_tokens_have_the_logprobs_of_their_position(place: int, token_ids: tuple[int, ...]) -> None:
-    expected = tuple(map(token_logprob, ROWS[place], token_ids))
+    expected = tuple(map(alone, ROWS[place], token_ids))
     assert joint().emitted(place, token_ids) == expected
 
 
