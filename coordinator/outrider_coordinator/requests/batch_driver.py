@@ -18,7 +18,6 @@ import numpy as np
 from outrider.batched import AnswerBatch, ExtendBatch, ScoreAhead
 from outrider.ports import DraftEvent, EventBatch, TargetEvent
 from outrider_coordinator.requests.draft_waits import DraftWaits
-from outrider_coordinator.requests.early_scores import EarlyScores
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.requests.step_ends import StepEnds
 from outrider_coordinator.requests.taken_answers import PreparedBatch, TakenAnswers
@@ -28,7 +27,7 @@ from outrider_coordinator.session.prepared import Prepared, PreparedScores
 from outrider_coordinator.session.prepared_claims import PreparedClaims
 from outrider_coordinator.session.prepared_proposals import PreparedProposals, TakenProposals, announce
 from outrider_coordinator.session.table import Ints, SessionTable
-from outrider_coordinator.session.transitions import are_announced, claims_for, prepare, proposals_for, scores_for
+from outrider_coordinator.session.transitions import claims_for, prepare, proposals_for, scores_for
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.request_timings import RequestTimings
 
@@ -64,7 +63,6 @@ class BatchDriver:
         self._taken: list[TakenAnswers] = []
         self._announced: dict[DraftReplica, tuple[ScoreAhead, TargetReplica, int]] = {}
         """Rest of each draft's last ``ScoreAhead`` that waits, with the target that has it, and its plane."""
-        self.early = EarlyScores(partial(are_announced, table))
 
     def take_proposals(
         self, replica: DraftReplica, batch: EventBatch[DraftEvent], arrived: float
@@ -141,7 +139,7 @@ class BatchDriver:
             return None
         if not taken.is_direct:
             target.send_batch(taken.commands)
-        elif not self.early.are_held(target):
+        else:
             target.connection.note_direct(taken.commands)
         return TakenAnswers(batch, taken, answers, places, arrived, _now())
 

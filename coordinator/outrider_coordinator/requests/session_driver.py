@@ -79,9 +79,7 @@ class SessionDriver:
         """Judge all scores of a message, and send the commands that follow."""
         self._output.commands_first()
         self._post_process()
-        if (rest := self._batches.early.hold(replica, in_batch(batch))) is None:
-            return
-        batch = rest
+        batch = in_batch(batch)
         handled = _now()
         self._policy.begin(replica, handled)
         left = self._batches.take_scores(replica, batch, handled)
@@ -161,8 +159,6 @@ class SessionDriver:
             self._process_draft_events(replica, left)
         self._proposed.append(batch)
         call_after_commands(self._after_commands)
-        for target, scores in self._batches.early.take():
-            self.on_target_batch(target, scores)
 
     def _process_draft_events(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
         self._post_process_named(batch)

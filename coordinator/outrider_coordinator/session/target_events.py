@@ -30,6 +30,8 @@ def on_scores(session: SessionState, event: Scores, timing: ItemTiming | None = 
     """Judge the scores, commit what the verdict keeps, and begin the next step or end."""
     if event.generation != session.target.asked:
         session.spec_stats.num_stale_target_replies += 1
+        if event.generation == session.target.announced:
+            session.target.announced = 0  # they came before their proposal, with which they are asked for again
         return
     if session.target.claims:
         _take_pushed(session, event)

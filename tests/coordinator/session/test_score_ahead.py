@@ -20,9 +20,9 @@ from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.prepared_proposals import announce
-from outrider_coordinator.session.state import SessionStatus
+from outrider_coordinator.session.state import DRAFTING, SessionStatus
 from outrider_coordinator.session.table import SessionTable
-from outrider_coordinator.session.transitions import are_announced, end_wait, prepare, proposals_for, scores_for
+from outrider_coordinator.session.transitions import end_wait, prepare, proposals_for, scores_for
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
 from tests.coordinator.session.test_transitions import (
@@ -132,8 +132,8 @@ def crowd(
 
 
 def is_announced(table: SessionTable, session: int, generation: int) -> bool:
-    (found,) = are_announced(table, np.array([session], dtype="<u8"), np.array([generation], dtype="<u8")).tolist()
-    return bool(found)
+    (place,) = table.indices([session])
+    return bool(table.values[place, col.ANNOUNCED] == generation and table.values[place, col.STATUS] == DRAFTING)
 
 
 def awaits(ahead: Any, proposals: AnswerBatch[Any]) -> bool:
@@ -218,6 +218,22 @@ def test_what_is_not_as_it_was_asked_ahead_is_asked_by_a_newer_generation(kind: 
         asked.loops[row].on_draft_event(events[row])
         sent = [one for one in commands_of(asked.loops[row]) if isinstance(one, Score)]
         assert repr(sent) == repr([replace(command, plane=0)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_before_their_proposals_are_asked_for_again_with_these(kind: dict[str, Any]) -> None:
+    asked = crowd(**kind)
+    _, ahead = asked.ahead()
+    announced = ahead.batched.generations.tolist()
+    for loop, generation in zip(asked.loops, announced, strict=True):
+        loop.on_target_event(Scores(loop.commands.session, generation, loop.tokens.length, TokenScores((1,))))
+        assert loop.status is SessionStatus.DRAFTING and loop.spec_stats.num_stale_target_replies == 1
+    _, batched = asked.answers()
+    ((places, batch),) = proposals_for(asked.table, asked.table.indices(batched.sessions.tolist()), batched)
+    assert len(places) == len(asked.loops)
+    taken: Any = batch.take(batched, asked.policy, plane=asked.plane, is_direct=awaits(ahead, batched))
+    assert not taken.is_direct
+    assert [command.generation for command in taken.commands.items()] == [each + 1 for each in announced]
 
 
 @pytest.mark.parametrize("kind", KINDS[:3])
