@@ -251,7 +251,7 @@ Float = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=Fals
 LogLevel = Literal["debug", "info", "warning", "error"]
 Device = Annotated[str, AfterValidator(_known_device)]
 Dtype = Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_known_dtype)]
-ToolCallParser = Literal["none", "hermes", "llama3_json", "mistral", "openai", "pythonic", "qwen3_coder"]
+ToolCallParser = Literal["none", "deepseek_v3", "hermes", "llama3_json", "mistral", "openai", "pythonic", "qwen3_coder"]
 ReasoningParser = Literal["none", "deepseek_r1", "openai", "qwen3"]
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
 Quantization = Literal["none", "fp8"]

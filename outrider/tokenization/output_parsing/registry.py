@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.tokenization.output_parsing.deepseek_v3 import CALL_NAME, CALLS_BEGIN, DeepSeekV3Parser
 from outrider.tokenization.output_parsing.enforced import CallListParser, NamedCallParser
 from outrider.tokenization.output_parsing.events import OutputParser
 from outrider.tokenization.output_parsing.harmony import HarmonyParser
@@ -32,6 +33,7 @@ _OF_TOOLS = {
     "qwen3_coder": ("<function=", "<parameter="),
     "hermes": ("<tool_call>", '"name"', '"arguments"'),
     "mistral": ("[TOOL_CALLS]",),
+    "deepseek_v3": (CALLS_BEGIN, CALL_NAME, "```json"),
     "pythonic": ("<|python_start|>",),
     "llama3_json": ('"parameters"', "ipython"),
 }
@@ -50,7 +52,12 @@ class OutputFormat:
         """True if the parsers need the text of special tokens. ``is_special`` tells those of the tokenizer."""
         thinks = self.reasoning_parser in ("deepseek_r1", "qwen3")
         has_tags = self.tool_call_parser in ("hermes", "qwen3_coder")
-        tags = (*((THINK_OPEN, THINK_CLOSE) if thinks else ()), *(("<tool_call>",) if has_tags else ()))
+        marks_calls = self.tool_call_parser == "deepseek_v3"
+        tags = (
+            *((THINK_OPEN, THINK_CLOSE) if thinks else ()),
+            *(("<tool_call>",) if has_tags else ()),
+            *((CALLS_BEGIN,) if marks_calls else ()),
+        )
         return self.has_channels or self.tool_call_parser == "mistral" or any(map(is_special, tags))
 
     @property
@@ -120,6 +127,8 @@ class OutputFormat:
     def _make_tool_parser(self, parameters: Mapping[str, Mapping[str, Any]]) -> OutputParser:
         if self.tool_call_parser == "hermes":
             return HermesParser()
+        if self.tool_call_parser == "deepseek_v3":
+            return DeepSeekV3Parser()
         if self.tool_call_parser == "llama3_json":
             return Llama3JsonParser(parameters.__contains__)
         if self.tool_call_parser == "mistral":

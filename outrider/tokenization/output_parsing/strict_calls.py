@@ -16,6 +16,15 @@ from typing import Any
 
 from outrider.errors import InvalidRequestError
 from outrider.structured_output import embedded_grammar, embedded_schema
+from outrider.tokenization.output_parsing.deepseek_v3 import (
+    BLOCK_BEGIN,
+    BLOCK_END,
+    CALL_BEGIN,
+    CALL_END,
+    CALL_NAME,
+    CALLS_BEGIN,
+    CALLS_END,
+)
 from outrider.tokenization.output_parsing.pythonic import is_argument_name
 from outrider.tokenization.output_parsing.qwen3_coder import is_tag_name
 from outrider.tokenization.output_parsing.schema_types import branches_of, resolved, types_of
@@ -234,6 +243,14 @@ def _mistral(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
     return f"{_outputs(answer, '[TOOL_CALLS]', token_id, calls)}listed: {listed}\nnamed: {named}\n"
 
 
+def _deepseek_v3(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
+    begin, name, end = (marker_of(text, token_id) for text in (CALL_BEGIN, CALL_NAME, CALL_END))
+    bodies = _any_of([f"{_text(tool.name + BLOCK_BEGIN)} {tool.arguments()}" for tool in tools])
+    listed = f"listed: {begin} {_text('function')} {name} ({bodies}) {_text(BLOCK_END)} {end}\n"
+    calls = f"listed ({_text(_LINE)}? listed)* {marker_of(CALLS_END, token_id)}"
+    return _outputs(answer, CALLS_BEGIN, token_id, calls) + listed
+
+
 def _harmony(tools: Sequence[_Tool], token_id: TokenId, answer: str) -> str:
     if answer:
         return _channel_calls(tools, f'<|channel|> "final" <|message|> {answer} | call', ())
@@ -315,6 +332,7 @@ _FORMS: dict[str, Callable[[Sequence[_Tool], TokenId, str], str]] = {
     "hermes": _hermes,
     "qwen3_coder": _qwen3_coder,
     "mistral": _mistral,
+    "deepseek_v3": _deepseek_v3,
     "openai": _harmony,
     "llama3_json": _llama3_json,
     "pythonic": _pythonic,

@@ -51,6 +51,8 @@ def of(tools: str | None = None, reasoning: str | None = None) -> OutputFormat:
 
 _CALL = json.dumps({"name": "get_weather", "arguments": WEATHER}, ensure_ascii=False)
 _LLAMA = json.dumps({"name": "get_weather", "parameters": WEATHER})
+_ARGUMENTS = json.dumps(WEATHER, ensure_ascii=False)
+_DEEPSEEK = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>%s\n```json\n%s\n```<｜tool▁call▁end｜>"
 _THINK = "<think>\nThe user wants\n\nweather.\n</think>\n\n"
 _CODER = (
     "<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
@@ -138,6 +140,35 @@ CASES = [
     Case("deepseek_r1, older", of(None, "deepseek_r1"), "<think>\na\n</think>\nb", content="b", reasoning="a"),
     Case("deepseek_r1, no mark", of(None, "deepseek_r1"), "a</think>b", content="b", reasoning="a"),
     Case("deepseek_r1, cut", of(None, "deepseek_r1"), "a b", reasoning="a b"),
+    Case(
+        "deepseek_r1, template",
+        of("deepseek_v3", "qwen3"),
+        "a\n</think>\n\nb",
+        [],
+        "b",
+        "a",
+        "<｜Assistant｜><think>\n",
+    ),
+    Case(
+        "deepseek_r1, calls",
+        of("deepseek_v3", "deepseek_r1"),
+        f"The tool knows.\n</think>\n\nI look.\n\n<｜tool▁calls▁begin｜>{_DEEPSEEK % ('get_weather', _ARGUMENTS)}\n"
+        f"{_DEEPSEEK % ('now', '{}')}<｜tool▁calls▁end｜>",
+        [("get_weather", WEATHER), ("now", {})],
+        "I look.",
+        "The tool knows.",
+        "<｜Assistant｜><think>\n",
+    ),
+    Case(
+        "deepseek_v3, a block in a text",
+        of("deepseek_v3"),
+        _DEEPSEEK % ("get_weather", '{"city": "```json 1 ```"}'),
+        [("get_weather", {"city": "```json 1 ```"})],
+    ),
+    Case(
+        "deepseek_v3, text", of("deepseek_v3"), "a <｜tool b\n```json\n1\n```", content="a <｜tool b\n```json\n1\n```"
+    ),
+    Case("deepseek_v3, no name", of("deepseek_v3"), "<｜tool▁call▁begin｜>x", content="<｜tool▁call▁begin｜>x"),
     # Llama 3.
     Case("llama3", of("llama3_json"), _LLAMA, [("get_weather", WEATHER)]),
     Case("llama3, tag", of("llama3_json"), f"<|python_tag|>{_LLAMA}", [("get_weather", WEATHER)]),
@@ -251,6 +282,26 @@ CASES = [
         [("now", {})],
         content="I look.",
         reasoning="a\nb",
+    ),
+    Case(
+        "harmony, calls of one turn, and a call that ends the output",
+        of("openai", "openai"),
+        "<|channel|>analysis<|message|>Zürich, then the time.<|end|><|start|>assistant<|channel|>commentary"
+        f" to=functions.get_weather <|constrain|>json<|message|>{_ARGUMENTS}<|call|><|start|>assistant"
+        " to=functions.now<|channel|>commentary <|constrain|>json<|message|>{}<|call|>",
+        [("get_weather", WEATHER), ("now", {})],
+        reasoning="Zürich, then the time.",
+    ),
+    Case(
+        "harmony, a tool of its own",
+        of("openai", "openai"),
+        '<|channel|>analysis to=browser.search code<|message|>{"query": "é"}<|call|><|start|>assistant<|channel|>final'
+        "<|message|>Found.<|return|>",
+        content="Found.",
+        reasoning='{"query": "é"}',
+    ),
+    Case(
+        "harmony, cut in a header", of("openai", "openai"), "<|channel|>analysis<|message|>a<|end|><|st", reasoning="a"
     ),
     Case("harmony, no header", of(None, "openai"), "Hello", content="Hello"),
 ]

@@ -88,6 +88,8 @@ def test_content_is_streamed_as_it_comes() -> None:
         ("qwen3", of("hermes", "qwen3")),
         ("mistral", of("mistral")),
         ("llama3", of("llama3_json")),
+        ("deepseek_r1_distill", of("deepseek_v3", "qwen3")),
+        ("gpt_oss", of("openai", "openai")),
         ("parts", of()),
     ),
 )

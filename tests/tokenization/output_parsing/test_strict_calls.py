@@ -77,6 +77,8 @@ START, ARGUMENTS = '{"name": "get_weather", "arguments": ', '{"city": "Bern", "d
 LLAMA = f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}'
 HEAD = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
 TAGS = "<tool_call>\n<function=get_weather>\n<parameter=city>\nBern\n</parameter>\n"
+DEEP_CALLS, DEEP_END = "<｜tool▁calls▁begin｜>", "\n```<｜tool▁call▁end｜>"
+DEEP = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
 CALLS = [
     ("hermes", f"<tool_call>\n{START}{ARGUMENTS}}}\n</tool_call>"),
     ("qwen3_coder", f"{TAGS}<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"),
@@ -85,6 +87,8 @@ CALLS = [
     ("mistral", f"[TOOL_CALLS] [{START}{ARGUMENTS}}}, {START}{ARGUMENTS}}}]"),
     ("mistral", f"[TOOL_CALLS]get_weather{ARGUMENTS}"),
     ("mistral", f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}"),
+    ("deepseek_v3", f"{DEEP_CALLS}{DEEP}{ARGUMENTS}{DEEP_END}<｜tool▁calls▁end｜>"),
+    ("deepseek_v3", f"{DEEP_CALLS}{DEEP}{ARGUMENTS}{DEEP_END}\n{DEEP}{ARGUMENTS}{DEEP_END}<｜tool▁calls▁end｜>"),
     ("llama3_json", LLAMA),
     ("llama3_json", f" {LLAMA}"),
     ("llama3_json", f"<|python_tag|>{LLAMA}; {LLAMA}"),
@@ -235,6 +239,7 @@ def drawn_calls(form: str, tools: list[dict[str, Any]], marker: str, seed: int) 
         ("hermes", "<tool_call>"),
         ("qwen3_coder", "<tool_call>"),
         ("mistral", "[TOOL_CALLS]get_weather"),
+        ("deepseek_v3", DEEP_CALLS),
         ("openai", "<|channel|>commentary to="),
         ("llama3_json", '{"name'),
         ("pythonic", "[get_weather"),
