@@ -18,7 +18,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from outrider.errors import IntegrityError, OutriderError
-from outrider.structured_output.matcher import MaskExecutors, Matcher, Outcome, Words, as_session_error, fill_masks
+from outrider.structured_output.matcher import (
+    MaskExecutors,
+    Matcher,
+    Outcome,
+    Words,
+    as_session_error,
+    consume_tokens,
+    fill_masks,
+)
 
 _MOST_THREADS = 8
 """Bound on the threads on machines with many processors."""
@@ -134,6 +142,11 @@ class PositionMasks:
         self.made_in, self._words = (words, first), words[first : first + self.num_positions]
         self._is_made = True
 
+    def next_token(self) -> tuple[Matcher, int] | None:
+        """The token to consume, if that is all there is to do to follow the output."""
+        token_id = None if self._matcher is None else self._matcher.next_token(self._output)
+        return None if self._matcher is None or token_id is None else (self._matcher, token_id)
+
     def go_to(self, place: int) -> bool:
         """Follow the text up to a position; False if that and all after it stay unmasked, or the session fails, as it
         does where the grammar refuses the output.
@@ -168,6 +181,8 @@ def make_together(masks: Sequence[PositionMasks], executors: MaskExecutors | Non
     words: Words = np.empty((num_rows, num_words), dtype=np.int32)
     for each, start in zip(masks, starts, strict=True):
         each.begin(words, start)
+    if executors is not None:
+        consume_tokens([step for each in masks if (step := each.next_token()) is not None], executors)
     num_made = [0] * len(masks)
     going: Sequence[int] = range(len(masks))
     place = 0
