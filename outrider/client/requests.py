@@ -98,7 +98,8 @@ class GenerateOptions(TypedDict, total=False):
             "Keys every random stream; random when None, and returned in the result. With acceptance_method "
             '"coupled" it repeats the output; with "rejection" and "typical" only for the same draft lengths, which '
             "follow the load by default. In 16 bits near ties depend on the batch, unless the target is "
-            "batch-invariant (model_info().target_placement.batch_invariant), and with rejection and typical the draft."
+            "batch-invariant (model_info().target_placement.batch_invariant), and with rejection and typical the "
+            "draft. Restarts keep the output, other types of GPUs do not."
         ),
     ]
     stop: Annotated[str | Sequence[str] | None, Doc("Texts that end the generation.")]
