@@ -44,7 +44,7 @@ class _File:
         values = content.cpu().contiguous().numpy()
         with self._lock:
             if self._is_open:
-                shared_file.write_from(self._descriptor, values, shared_file.HEADER_BYTES + offset)
+                shared_file.write_from(self._descriptor, values, offset)
 
     def read(self, out: torch.Tensor, offset: int) -> None:
         """Copy from the ring to ``out`` [N]; ``ConnectionError`` if the ring is closed or its file too short."""
@@ -54,8 +54,7 @@ class _File:
         is_direct = out.device.type == "cpu" and out.is_contiguous()
         values = out if is_direct else torch.empty(out.numel(), dtype=torch.uint8)
         with self._lock:
-            begin = shared_file.HEADER_BYTES + offset
-            if not self._is_open or not shared_file.read_into(self._descriptor, values.numpy(), begin):
+            if not self._is_open or not shared_file.read_into(self._descriptor, values.numpy(), offset):
                 raise ConnectionError("the plane is closed, or its file was shortened")
         if not is_direct:
             out.copy_(values)
@@ -76,8 +75,7 @@ class _File:
 def _page_locked(descriptor: int, capacity: int) -> torch.Tensor | None:
     """The ring mapped for a GPU, [R]; None where the mapping cannot be page-locked."""
     try:
-        mapped = mmap.mmap(descriptor, shared_file.HEADER_BYTES + capacity)
-        ring = torch.frombuffer(mapped, dtype=torch.uint8)[shared_file.HEADER_BYTES :]
+        ring = torch.frombuffer(mmap.mmap(descriptor, capacity), dtype=torch.uint8)
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         torch.cuda.check_error(runtime.cudaHostRegister(ring.data_ptr(), ring.numel(), 0))
     except (RuntimeError, ValueError, OSError) as error:
@@ -132,7 +130,7 @@ class SharedMemoryReader(ReaderEnd):
         ring of ``max_bytes`` is not used.
         """
         descriptor = shared_file.open_existing(shared_file.FOLDER, str(details["name"]))
-        self.capacity = max(0, min(os.fstat(descriptor).st_size - shared_file.HEADER_BYTES, max_bytes))
+        self.capacity = min(os.fstat(descriptor).st_size, max_bytes)
         self._file = _File(descriptor, self.capacity, device)
 
     def read(self, out: torch.Tensor, offset: int) -> None:
@@ -148,7 +146,7 @@ def _grow(descriptor: int, capacity: int) -> int:
     """Take ``capacity`` bytes, or half as long as there is too little; ``OSError`` when that gets too small."""
     while True:
         try:
-            shared_file.grow(descriptor, shared_file.HEADER_BYTES + capacity)
+            shared_file.grow(descriptor, capacity)
         except OSError:
             if capacity // 2 < _MIN_BYTES:
                 raise

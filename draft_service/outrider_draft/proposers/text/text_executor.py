@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider.errors import IntegrityError, OutriderError
 from outrider.ports import Extend, Open, Proposal
@@ -169,9 +168,3 @@ def certain_evidence(opened: Open, token_ids: Sequence[int]) -> Evidence:
         return None
     ones = np.ones(len(token_ids), dtype=np.float32)
     return SparseEvidence(np.ones(len(token_ids), dtype=np.int32), np.array(token_ids, dtype=np.int32), ones)
-
-
-def _one_hot(token_ids: Sequence[int], width: int) -> NDArray[np.float32]:  # [K] -> [K, V]
-    rows = np.zeros((len(token_ids), width), dtype=np.float32)
-    rows[np.arange(len(token_ids)), list(token_ids)] = 1
-    return rows
