@@ -67,11 +67,27 @@ class ItemRecord:
             self.forwards.append(replace(done, started_ns=since_ns, computed_ns=computed, items=[self]))
 
 
+@dataclass(frozen=True, slots=True)
+class AheadRecord:
+    """A forward, or its part, that ran for a traced session before its coordinator asked."""
+
+    trace_parent: str
+    session: int
+    base_length: int
+    """Tokens of the text after which it draws or scores draft tokens."""
+    started_ns: int
+    ended_ns: int
+    batch_size: int
+
+
+AnyRecord = ItemRecord | AheadRecord
+
+
 class Recorder(Protocol):
     """Receiver of records; called by the engine's thread, returns at once."""
 
-    def ended(self, items: Sequence[ItemRecord]) -> None:
-        """Items were answered or abandoned; their records are final."""
+    def ended(self, records: Sequence[AnyRecord]) -> None:
+        """Items were answered or abandoned, or work ahead is done; their records are final."""
         ...
 
 

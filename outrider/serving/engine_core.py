@@ -187,6 +187,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._outputs.note_forward(batch)
         if batch.decode is not None and output.batched is not None:
             messages = self.decode.answer(batch, batch.decode, output, finished.ended_ns)
+            self._outputs.note_ahead(batch)
             if may_go_on and self.executor.is_asynchronous and not self.in_flight and self.decode.ahead.is_due:
                 messages = self.send_verdicts(messages)
                 following = self.decode.batch_ahead(self._clock())
@@ -201,6 +202,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         answered = [
             self._answer(request, result) for request, result in self.scheduler.update(batch, output, finished.ended_ns)
         ]
+        self._outputs.note_ahead(batch)
         in_arrays = self.scheduler.finish_plain(batch, finished.ended_ns)
         for link_id, event in output.pushed:
             self._outputs.put(link_id, event)

@@ -28,7 +28,7 @@ from outrider.ports import (
     SessionFailed,
     SessionLost,
 )
-from outrider.recording import ForwardRecord, ItemRecord, Recorder, is_sampled
+from outrider.recording import AheadRecord, AnyRecord, ForwardRecord, ItemRecord, Recorder, is_sampled
 from outrider.serving.decode.begun import BegunStep
 from outrider.serving.decode.lookahead_steps import LookaheadAnswers
 from outrider.serving.decode.step import DecodeBatch
@@ -78,8 +78,8 @@ class OutputProcessor:
     def __init__(self, stats: ServiceStats, clock: Callable[[], int], num_pages_free: Callable[[], int]) -> None:
         self.recorder: Recorder | None = None
         """Takes the records of traced items."""
-        self._ended: list[ItemRecord] = []
-        """Records of answered items whose answers have not left yet."""
+        self._ended: list[AnyRecord] = []
+        """Records of answered items whose answers have not left yet, and of work ahead."""
         self._traced_rows: list[_TracedRows] = []
         """Answers of which no record is made yet."""
         self._stats, self._clock, self._num_pages_free = stats, clock, num_pages_free
@@ -105,6 +105,18 @@ class OutputProcessor:
     def note_forward(self, batch: Batch) -> None:
         """A forward has ended, of which reports tell."""
         self._loads.note_forward(batch.rows_by_link, lambda: batch.drafts_by_link)
+
+    def note_ahead(self, batch: Batch) -> None:
+        """A forward has ended: record what ran of it before it was asked for, for sessions that are traced."""
+        if self.recorder is None:
+            return
+        done = batch.record
+        for session, base, asked_ns in batch.rows_ahead():
+            if session.trace_parent:
+                ended_ns = done.ended_ns if asked_ns is None else min(asked_ns, done.ended_ns)
+                number, size = session.open.session, done.batch_size
+                record = AheadRecord(session.trace_parent, number, base, done.started_ns, ended_ns, size)
+                self._ended.append(record)
 
     def put(self, link_id: int, event: Any, opening: Open | None = None, *, trace_parent: str = "") -> None:  # noqa: ANN401
         """Queue an event that is no forward's result: an answer without a forward, or a push."""
@@ -187,6 +199,8 @@ class OutputProcessor:
             step, places = answers.step, answers.places
             batched.append(step.batched(places, now))
             if any(parents := step.trace_parents[places].tolist()):
+                for place, parent in zip(places, parents, strict=True):
+                    step.sessions[place].trace_parent = parent
                 arrived = step.arrived_ns[places].tolist()
                 self._traced_rows.append(_TracedRows(batched[-1], parents, arrived, step.forward, now, Scores))
         times = np.concatenate([answers.step.timings_ns(answers.places, now) for answers in plain])
@@ -230,6 +244,8 @@ class OutputProcessor:
         )  # fmt: skip
         if trace_parents:
             kind, times = Scores if step.is_scoring else Proposal, [arrived] * len(trace_parents)
+            for number, parent in zip(answers.sessions.tolist(), trace_parents, strict=True):
+                step.sessions[step.own.places[number]].trace_parent = parent
             self._traced_rows.append(_TracedRows(batched, trace_parents, times, forward, now, kind))
         return [*self._take_opened(step.link_id), (step.link_id, EventBatch((), report, (), (batched,)))]
 
@@ -264,12 +280,13 @@ class OutputProcessor:
             record.ended_ns, record.outcome = self._clock(), why
             self._hand_over([record])
 
-    def _hand_over(self, ended: Sequence[ItemRecord]) -> None:
+    def _hand_over(self, ended: Sequence[AnyRecord]) -> None:
         if self.recorder is not None:
             self.recorder.ended(ended)
             return
         for record in ended:
-            record.forwards.clear()  # which refer to it
+            if isinstance(record, ItemRecord):
+                record.forwards.clear()  # which refer to it
 
     def _take_opened(self, link_id: int) -> Messages:
         events = self._opened.pop(link_id, None)

@@ -110,6 +110,7 @@ class Request(Generic[ItemT, JobT, EventT]):
         """The record of its item; None when that is not traced."""
         if self._record is None and is_sampled(self.item.trace_parent):
             item = self.item
+            self.session.trace_parent = item.trace_parent
             self._record = ItemRecord(item.trace_parent, item.session, item.generation, self.arrived_ns)
         return self._record
 
@@ -314,6 +315,25 @@ class Batch:
         if self.plain is not None:
             rows.update(self.plain.own.link_ids[self.plain.is_here].tolist())
         return rows
+
+    def rows_ahead(self) -> Iterator[tuple[Session[Any], int, int | None]]:
+        """Sessions whose items had not come when the forward began: each with the length of the text after which it
+        draws or scores draft tokens, and the time at which the item came, if it has.
+        """
+        step, plain, began = self.decode, self.plain, self.record.started_ns
+        if step is not None and not (step.is_asked and step.arrived_ns <= began):
+            asked_ns = step.arrived_ns if step.is_asked else None
+            bases = step.bases + bool(step.batched.channel and not step.is_asked and not step.is_scoring)
+            yield from [(session, base, asked_ns) for session, base in zip(step.sessions, bases.tolist(), strict=True)]
+        if plain is not None:
+            rows = zip(plain.sessions, plain.bases.tolist(), plain.is_asked, plain.arrived_ns.tolist(), strict=True)
+            for place, (session, base, is_asked, arrived_ns) in enumerate(rows):
+                if plain.is_here[place] and not (is_asked and arrived_ns <= began):
+                    yield session, base, arrived_ns if is_asked else None
+        for request in self._live:
+            if not request.is_asked or request.arrived_ns > began:
+                base = request.item.num_kept_tokens + len(request.item.token_ids) + request.is_guess
+                yield request.session, base, request.arrived_ns if request.is_asked else None
 
     @property
     def drafts_by_link(self) -> Counter[int]:

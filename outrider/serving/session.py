@@ -134,6 +134,8 @@ class Session(Generic[SequenceT]):
     """State that the executor derives from ``open`` at the session's first item; it ends with the session."""
     key: SessionKey = field(init=False)
     """Link and number on it; read many times an item."""
+    trace_parent: str = ""
+    """Trace parent of its items that were answered, if they are traced."""
     age: tuple[int, str, int, int] = field(init=False)
     """Compares less than that of a younger session."""
 

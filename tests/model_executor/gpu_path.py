@@ -29,7 +29,7 @@ from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Open, Proposal, Score, Scores
-from outrider.recording import ItemRecord
+from outrider.recording import AnyRecord, ItemRecord
 from outrider.serving.decode.lookahead_step import LookaheadStep
 from outrider.serving.decode.step import DecodeBatch
 from outrider.transport.convert.commands import (
@@ -152,7 +152,8 @@ class GraphUse:
     def __init__(self) -> None:
         self.used: list[bool] = []
 
-    def ended(self, items: Sequence[ItemRecord]) -> None:
+    def ended(self, records: Sequence[AnyRecord]) -> None:
+        items = [record for record in records if isinstance(record, ItemRecord)]
         self.used += [forward.used_graph for item in items for forward in item.forwards]
 
 

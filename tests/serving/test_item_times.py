@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from outrider.ports import Extend, ItemTiming, Open, Proposal
 from outrider.prefix_hash import EMPTY_PREFIX
-from outrider.recording import ItemRecord
+from outrider.recording import AnyRecord, ItemRecord
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Limits, Session
@@ -37,8 +37,8 @@ class _Recorder:
     def __init__(self) -> None:
         self.items: list[ItemRecord] = []
 
-    def ended(self, items: Sequence[ItemRecord]) -> None:
-        self.items += items
+    def ended(self, records: Sequence[AnyRecord]) -> None:
+        self.items += [record for record in records if isinstance(record, ItemRecord)]
 
 
 class _Job:

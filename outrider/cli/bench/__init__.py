@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from outrider.cli.bench.ahead import ahead
 from outrider.cli.bench.engine import engine
 from outrider.cli.bench.harness import require_benchmarks
 from outrider.cli.bench.http import http
@@ -40,5 +41,5 @@ app = typer.Typer(
     context_settings=HELP_NAMES,
     rich_markup_mode=None,
 )
-for command in (serve, http, interference, invariance, engine, kernels, rpc, step, turn, tracing, peers):
+for command in (serve, http, ahead, interference, invariance, engine, kernels, rpc, step, turn, tracing, peers):
     app.command(cls=_BenchmarkCommand, context_settings=HELP_NAMES)(command)

@@ -24,6 +24,9 @@ _PARTS = ("", names.QUEUE, names.FORWARD, names.MASK, names.SAMPLE, names.WAIT)
 """Parts of a stage, itself first; only stages of services have more."""
 
 
+ROLES = ("draft", "target")
+
+
 @dataclass(frozen=True, slots=True)
 class StageFigures:
     """All spans of one stage."""
@@ -79,12 +82,17 @@ def stage_figures(root: Node) -> list[StageFigures]:
     """The stages of the request and its steps, each with what a service did within it."""
     durations: dict[tuple[str, str], list[int]] = defaultdict(list)
     steps = [step for decode in root.named(names.DECODE) for step in decode.named(names.STEP)]
-    for node in (*root.children, *(stage for step in steps for stage in step.children)):
+    stages = [stage for step in steps for stage in step.children if stage.span.name != names.AHEAD]
+    for node in (*root.children, *stages):
         durations[node.span.name, ""].append(node.span.duration_ns)
         for item in node.children:
             for part in item.children:
                 durations[node.span.name, part.span.name].append(part.span.duration_ns)
+    for outcome, above in (("used", steps), ("unused", root.named(names.DECODE))):
+        for node in [ahead for each in above for ahead in each.named(names.AHEAD)]:
+            durations[str(node.span.attributes.get(names.ROLE)), outcome].append(node.span.duration_ns)
     wanted = [((name, part), f"{name}: {part}" if part else name, whose) for name, whose in SHOWN for part in _PARTS]
+    wanted += [((role, said), f"{names.AHEAD}: {said}", role) for role in ROLES for said in ("used", "unused")]
     whole = max(root.span.duration_ns, 1)
     return [
         StageFigures(name, whose, len(found), sum(found), sum(found) / whole)

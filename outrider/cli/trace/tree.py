@@ -130,6 +130,7 @@ def _bring_in_shared(spans: Sequence[Span], nodes: dict[str, Node], request: Spa
 
 def _move_items_to_their_stages(root: Node) -> None:
     for decode in root.named(names.DECODE):
+        shifts: dict[str, int] = {}
         stages = {
             (stage.span.name, stage.span.attributes.get(names.GENERATION)): stage
             for step in decode.named(names.STEP)
@@ -140,5 +141,21 @@ def _move_items_to_their_stages(root: Node) -> None:
             key = (_STAGE_OF_ITEM[item.span.name], item.span.attributes.get(names.GENERATION))
             if key in stages:
                 decode.children.remove(item)
-                item.shift(stages[key].start_ns - item.start_ns)
+                shifts[item.span.service] = stages[key].start_ns - item.start_ns
+                item.shift(shifts[item.span.service])
                 stages[key].children.append(item)
+        _move_work_ahead(decode, shifts)
+
+
+def _move_work_ahead(decode: Node, shifts: Mapping[str, int]) -> None:
+    """Place work ahead below the step that used it; what none used stays where it is. ``shifts`` of the services."""
+    bases = [(_number(step.span.attributes, names.BASE_LENGTH), step) for step in decode.named(names.STEP)]
+    drafted = {base: step for base, step in bases if _number(step.span.attributes, names.DRAFT_LENGTH)}
+    by_role = {"draft": drafted, "target": dict(bases)}
+    for node in decode.named(names.AHEAD):
+        node.shift(shifts.get(node.span.service, 0))
+        said = node.span.attributes
+        step = by_role.get(str(said.get(names.ROLE)), {}).get(_number(said, names.BASE_LENGTH))
+        if step is not None:
+            decode.children.remove(node)
+            step.children.append(node)

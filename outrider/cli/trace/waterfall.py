@@ -28,7 +28,7 @@ _GLYPHS = {"blue": "▒", "yellow": "█", "cyan": "+", "red": "·", "green": "|
 """Glyphs without colours: the steps' stages; everything else is one block after another."""
 _LEGEND = (names.DRAFT, names.SCORE, names.MASK, names.WIRE, names.ACCEPT)
 _NARROWEST, _WIDEST = 20, 100
-_BESIDE_BARS = 44
+_BESIDE_BARS = 58
 """Characters of a line for names and times."""
 
 Glyphs = Mapping[str, str]
@@ -87,7 +87,7 @@ def _legend(num_steps: int, max_steps: int, glyphs: Glyphs) -> Text:
 
 def _steps(steps: Sequence[Node], width: int, glyphs: Glyphs) -> Table:
     longest = max(step.span.duration_ns for step in steps)
-    table = _rows("step", "took", "kept", "")
+    table = _rows("step", "took", "kept", names.AHEAD, "")
     for step in steps:
         attributes = step.span.attributes
         drafted = attributes.get(names.DRAFT_LENGTH, 0)
@@ -96,10 +96,13 @@ def _steps(steps: Sequence[Node], width: int, glyphs: Glyphs) -> Table:
         parts = [
             (each.start_ns - step.start_ns, each.end_ns - step.start_ns, COLOURS.get(each.span.name, "white"))
             for stage in step.children
+            if stage.span.name != names.AHEAD
             for each in (stage, *_masks(stage))
         ]
+        ahead = "+".join(dict.fromkeys(str(each.span.attributes.get(names.ROLE)) for each in step.named(names.AHEAD)))
         number = str(attributes.get(names.STEP_NUMBER, "?"))
-        table.add_row(number, milliseconds(step.span.duration_ns), kept, _bar(parts, longest, width, glyphs))
+        bar = _bar(parts, longest, width, glyphs)
+        table.add_row(number, milliseconds(step.span.duration_ns), kept, ahead, bar)
     return table
 
 

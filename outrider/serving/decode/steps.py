@@ -415,6 +415,7 @@ class DecodeBatches:
         forward = ForwardRecord(
             batch.started_ns, output.computed_ns, ended_ns, len(step), step.num_tokens, output.used_graph
         )
+        batch.record = forward
         batched = output.batched
         if batched is None:
             raise TypeError("answers that are no columns go one by one")

@@ -40,6 +40,7 @@ DRAFT, SCORE, ACCEPT, WIRE = "draft", "score", "accept", "wire"
 # Spans of the services, besides QUEUE.
 PROPOSE_ITEM, SCORE_ITEM = "draft propose", "target score"
 FORWARD, MASK, SAMPLE, WAIT = "forward", "mask", "sample", "wait"
+AHEAD = "ahead"
 
 # Ours: a request.
 REQUEST_ID = "outrider.request.id"

@@ -6,6 +6,7 @@
       mask                         of the masks of grammars that were made beside it
       wait                         from there to the next forward, or to the answer
     forward, mask, sample          of one that served several: a trace of its own, with links to all those items
+    ahead                          below the decode span: what ran of a forward before it was asked for
 
 The item's own attributes hold its stage times, also for forwards that it shared with other items.
 """
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from outrider.recording import ForwardRecord, ItemRecord
+from outrider.recording import AheadRecord, AnyRecord, ForwardRecord, ItemRecord
 from outrider.telemetry.tracing import names
 from outrider.telemetry.tracing.activation import Tracing
 from outrider.telemetry.tracing.context import TraceContext, new_span_id, new_trace_id
@@ -34,12 +35,30 @@ class ServiceRecorder:
 
     def __init__(self, tracing: Tracing, role: str) -> None:
         self._tracing = tracing
-        self._item_name = _ITEM_NAMES[role]
+        self._role, self._item_name = role, _ITEM_NAMES[role]
 
-    def ended(self, items: Sequence[ItemRecord]) -> None:
+    def ended(self, records: Sequence[AnyRecord]) -> None:
         """Hand over finished records."""
-        for item in items:
-            self._tracing.emit(partial(item_spans, item, self._item_name))
+        for record in records:
+            if isinstance(record, ItemRecord):
+                self._tracing.emit(partial(item_spans, record, self._item_name))
+            else:
+                self._tracing.emit(partial(ahead_spans, record, self._role))
+
+
+def ahead_spans(record: AheadRecord, role: str) -> Iterator[Span]:
+    """The span of work ahead."""
+    parent = TraceContext.parse(record.trace_parent)
+    if parent is None:
+        return
+    epoch_ns = time.time_ns() - time.perf_counter_ns()
+    attributes: dict[str, AttributeValue] = {
+        names.ROLE: role,
+        names.SESSION: record.session,
+        names.BASE_LENGTH: record.base_length,
+        names.BATCH_SIZE: record.batch_size,
+    }
+    yield _child(names.AHEAD, parent, record.started_ns + epoch_ns, record.ended_ns + epoch_ns, attributes)
 
 
 def item_spans(item: ItemRecord, name: str) -> Iterator[Span]:

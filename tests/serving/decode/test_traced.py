@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from outrider.batched import AnswerBatch
-from outrider.recording import ItemRecord
+from outrider.recording import AheadRecord, AnyRecord, ItemRecord
 from outrider.serving.decode.step import joined
 from outrider.telemetry.tracing import names
-from outrider.telemetry.tracing.service_spans import item_spans
+from outrider.telemetry.tracing.service_spans import ahead_spans, item_spans
+from outrider.types import SamplingParams
+from tests.serving.decode import test_begun
 from tests.serving.decode.test_direct_answers import NUM_SESSIONS, Caller
+from tests.support.core_driver import extend_item
 
 NOT_SAMPLED = "00-" + "1" * 32 + "-" + "2" * 16 + "-00"
 STAGES = names.QUEUE, names.FORWARD, names.SAMPLE, names.WAIT
@@ -28,9 +31,11 @@ class Records:
 
     def __init__(self) -> None:
         self.items: list[ItemRecord] = []
+        self.ahead: list[AheadRecord] = []
 
-    def ended(self, items: Sequence[ItemRecord]) -> None:
-        self.items += items
+    def ended(self, records: Sequence[AnyRecord]) -> None:
+        self.items += [record for record in records if isinstance(record, ItemRecord)]
+        self.ahead += [record for record in records if isinstance(record, AheadRecord)]
 
 
 def traced_caller(role: str) -> tuple[Caller, Records]:
@@ -110,3 +115,32 @@ def test_traced_items_of_a_step_that_is_split_are_recorded_once() -> None:
         (0, "released"), (1, "Scores"), (2, "Scores"), (3, "Scores"),
     ]  # fmt: skip
     assert [len(item.forwards) for item in sorted(records.items, key=lambda item: item.session)] == [0, 1, 1, 1]
+
+
+def test_work_ahead_is_recorded_for_the_sessions_that_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def extend(session: int, *fields: Any, **more: Any) -> Any:
+        return replace(extend_item(session, *fields, **more), trace_parent=parent(1) if session == 1 else "")
+
+    monkeypatch.setattr(test_begun, "extend_item", extend)
+    core, records = test_begun.stand_in_core(), Records()
+    core.recorder = records
+    sessions = test_begun.Sessions(core, 3, sampling=SamplingParams(temperature=0.0))
+    for _ in range(2):
+        sessions.ask(sessions.texts)
+        rows = [sessions.judge_all(text) for text in sessions.texts]
+    assert not records.ahead
+    sessions.begin(*rows)
+    core.tidy()
+    (found,) = records.ahead
+    assert (found.trace_parent, found.session) == (parent(1), 1)
+    assert found.base_length == len(sessions.texts[1].tokens)
+    assert found.ended_ns > found.started_ns and found.batch_size == len(sessions.texts)
+    (span,) = ahead_spans(found, "draft")
+    assert (span.name, span.duration_ns, span.parent_id) == (
+        names.AHEAD,
+        found.ended_ns - found.started_ns,
+        "0" * 15 + "1",
+    )
+    sessions.ask(sessions.texts)
+    assert records.items[-1].session == 1 and not records.items[-1].forwards
+    assert records.ahead == [found]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.recording import ItemRecord
+from outrider.recording import AheadRecord, AnyRecord, ItemRecord
 from outrider.serving.engine_core import EngineCore
 from outrider.telemetry.tracing.service_spans import item_spans
 from tests.serving.lookahead.coordinating import KINDS, Coordinator, core_of
@@ -27,8 +27,11 @@ class Spans:
         self.seen: set[str] = set()
         self.items: list[ItemRecord] = []
 
-    def ended(self, items: Sequence[ItemRecord]) -> None:
+    def ended(self, items: Sequence[AnyRecord]) -> None:
         for item in items:
+            if isinstance(item, AheadRecord):
+                assert item.ended_ns >= item.started_ns
+                continue
             assert item.trace_parent not in self.seen
             self.seen.add(item.trace_parent)
             for span in list(item_spans(item, "score")):
