@@ -1,20 +1,23 @@
 """Preemption: which sessions keep their KV pages when there are not enough for all.
 
-Sessions take pages as they grow, so the pool can run out in the middle. Then the youngest session is preempted: it ends
-here with ``Preempted``, and its coordinator rebuilds it when there is room. A session's age is its request's arrival,
-which survives rebuilds, so the oldest session always gets through. A new session is refused when the pages that are
-free, or held by younger sessions, do not suffice for its whole text.
+Sessions take pages as they grow, so the pool can run out in the middle. Then the session of the lowest rank is
+preempted: it ends here with ``Preempted``, and its coordinator rebuilds it when there is room. Ranks go by age, but
+sessions beyond an equal share of the pages for their link come after all others, so that a burst of one target leaves
+the others theirs. A session's age is its request's arrival, which survives rebuilds; no link's oldest session is beyond
+its share, so the oldest of all always gets through. A new session is refused when the pages that are free, or held by
+sessions of lower ranks, do not suffice for its whole text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from outrider.serving.executor import Executor
 from outrider.serving.lookahead import Lookahead
 from outrider.serving.request import RequestQueue, ScheduledTokens
-from outrider.serving.session import Session
+from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import Job
 
@@ -22,6 +25,9 @@ _MOST_AHEAD = 66
 """Tokens that one launch writes for a session beyond those it was asked to append, at most: the longest draft."""
 _WATERMARK = 100
 """One page of this many stays free for the sessions that run when a new one begins."""
+
+Rank: TypeAlias = tuple[bool, tuple[int, str, int, int]]
+"""Rank of a session, the least for the one that keeps its pages the longest: True beyond its link's share, and age."""
 
 
 class PageBudget:
@@ -48,19 +54,33 @@ class PageBudget:
         if not needed or self._has_room_for_all(needed, num_free):
             return True
         self._num_promised = self._num_puts = 0  # counted anew for the next one
-        others = [other for other in self._sessions.sessions() if other is not session]
-        older = [other for other in others if other.age < session.age]
-        reserved = num_free // _WATERMARK if older else 0
-        promised = sum(
-            self._executor.num_pages_needed(request.job, request.job.num_left)
+        promises = {
+            request.session.key: self._executor.num_pages_needed(request.job, request.job.num_left)
             for request in self._queue.due
-            if request.session.age < session.age and request.job.num_left  # one that runs has its pages
-        )
-        of_younger = sum(self._sessions.num_pages(other) for other in others if other.age > session.age)
-        if needed + promised + reserved <= num_free + of_younger:
+            if request.job.num_left  # one that runs has its pages
+        }
+        ranks = self._ranks({**promises, session.key: needed})
+        own = ranks[session.key]
+        others = [other for other in self._sessions.sessions() if other is not session]
+        reserved = num_free // _WATERMARK if any(ranks[other.key] < own for other in others) else 0
+        promised = sum(pages for key, pages in promises.items() if ranks[key] < own)
+        of_lower = sum(self._sessions.num_pages(other) for other in others if ranks[other.key] > own)
+        if needed + promised + reserved <= num_free + of_lower:
             return True
         is_alone = not promised and not any(self._sessions.num_pages(other) for other in others)
         return is_alone and self._executor.fits_alone(job)
+
+    def _ranks(self, wanted: Mapping[SessionKey, int]) -> dict[SessionKey, Rank]:
+        """Rank of every session; ``wanted`` pages are counted as if they were held."""
+        sessions = sorted(self._sessions.sessions(), key=lambda session: session.age)
+        held = [self._sessions.num_pages(session) for session in sessions]
+        share = (self._executor.num_pages_free + sum(held)) // max(len({session.link_id for session in sessions}), 1)
+        ranks, of_links = dict[SessionKey, Rank](), Counter[int]()
+        for session, pages in zip(sessions, held, strict=True):
+            is_oldest = session.link_id not in of_links
+            of_links[session.link_id] += pages + wanted.get(session.key, 0)
+            ranks[session.key] = not is_oldest and of_links[session.link_id] > share, session.age
+        return ranks
 
     def _has_room_for_all(self, needed: int, num_free: int) -> bool:
         """True if there is room whatever the ages: of many sessions that begin together, each is counted once."""
@@ -73,7 +93,7 @@ class PageBudget:
         return needed + self._num_promised + num_free // _WATERMARK <= num_free
 
     def make_room(self, scheduled: ScheduledTokens) -> ScheduledTokens:
-        """Part of a batch that can be served after the youngest sessions were preempted to make room.
+        """Part of a batch that can be served after the sessions of the lowest ranks were preempted to make room.
 
         Prepared requests are dropped first: no session is preempted for them.
         """
@@ -83,7 +103,8 @@ class PageBudget:
         if self.has_room(scheduled):
             return scheduled
         scheduled = self._without_prepared(scheduled)
-        for victim in sorted(self._sessions.sessions(), key=lambda session: session.age, reverse=True):
+        ranks = self._ranks({})
+        for victim in sorted(self._sessions.sessions(), key=lambda session: ranks[session.key], reverse=True):
             if self.has_room(scheduled):
                 break
             if self._sessions.num_pages(victim) or any(request.session is victim for request, _ in scheduled):
