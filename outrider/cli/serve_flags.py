@@ -147,8 +147,8 @@ class DeviceFlags:
     optimize: Annotated[
         str | None,
         _gpus(
-            "latency or throughput: choose the arrangement of several GPUs for it: apart, the target over all, or"
-            " a replica of both models on each. Default: apart.",
+            "latency or throughput: choose the arrangement of several GPUs for it: apart, the target over all,"
+            " a replica of both models on each, or targets that share a draft. Default: apart.",
             "--optimize",
         ),
     ] = None

@@ -16,6 +16,7 @@ from outrider.cli.stack.gpus import NO_GPUS, Gpus
 from outrider.cli.stack.placement import place
 from outrider.cli.stack.plan import plan_stack
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings, load, load_all
+from outrider.config.fields import DraftAhead
 from outrider.errors import ConfigError, ModelError
 from outrider.model_executor.loader.checkpoint import read_tensors
 from outrider.process.model_files import weight_files
@@ -145,6 +146,17 @@ def test_a_small_target_is_apart_from_its_draft_for_latency(tmp_path: Path) -> N
     placed = place(found.settings, TWO).settings
     assert (placed.target.device, placed.target.tensor_parallel_size, placed.draft.device) == ("cuda:0", 1, "cuda:1")
     assert "the models are apart" in found.reason
+    assert placed.coordinator.draft_ahead is DraftAhead.AUTO
+
+
+def test_drafting_ahead_is_chosen_for_a_draft_apart_alone_and_where_nobody_chose(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("shared", "named")]
+    for each in folders:
+        each.mkdir()
+    found = arranged(folders[0], TWO, "latency", LARGE)
+    assert found.settings.coordinator.draft_ahead is DraftAhead.VERDICT
+    found = arranged(folders[1], TWO, "latency", SMALL, {("coordinator", "draft_ahead"): "in_turn"})
+    assert found.settings.coordinator.draft_ahead is DraftAhead.IN_TURN
 
 
 def test_heads_bound_the_number_of_gpus(tmp_path: Path) -> None:
@@ -226,6 +238,33 @@ def test_a_target_that_is_too_large_for_a_gpu_has_replicas_on_several(tmp_path: 
     drafts = [load(DraftSettings, spec.argv, {}) for spec in made.models[2:]]
     assert [(each.device, each.tensor_parallel_size) for each in targets] == [("cuda:0", 2), ("cuda:2", 2)]
     assert [(each.device, each.tensor_parallel_size) for each in drafts] == [("cuda:0", 1), ("cuda:2", 1)]
+
+
+def test_targets_share_a_draft_where_the_gpus_make_no_equal_parts(tmp_path: Path) -> None:
+    five = cards(5, 141)
+    found = arranged(tmp_path, five, "throughput", SEVENTY_B, {("coordinator", "max_running_requests"): 600})
+    assert (found.replica_devices, found.shares_draft) == (("cuda:2",), True)
+    assert "for throughput 2 targets, on 2 GPUs each, share a draft on the last GPU: 70.6 GB" in found.reason
+    placed = place(found.settings, five).settings
+    ports = iter(range(9001, 9010))
+    made = plan_stack(
+        placed, explicit=(), free_port=lambda: next(ports), replica_devices=found.replica_devices, shares_draft=True
+    )
+    assert [spec.name for spec in made.models] == ["target-1", "target-2", "draft"]
+    targets = [load(TargetSettings, spec.argv, {}) for spec in made.models[:2]]
+    draft = load(DraftSettings, made.models[2].argv, {})
+    assert [(each.device, each.tensor_parallel_size) for each in targets] == [("cuda:0", 2), ("cuda:2", 2)]
+    assert (draft.device, draft.gpu_memory_utilization) == ("cuda:4", None)
+    assert draft.max_sessions_per_link == 2 * targets[0].max_sessions_per_link
+    coordinator = load(CoordinatorSettings, made.coordinators[0].argv, {})
+    assert coordinator.draft_address == made.models[2].address
+    assert coordinator.target_address == ",".join(spec.address for spec in made.models[:2])
+
+
+def test_three_gpus_have_two_targets_where_a_draft_has_no_room_beside_one(tmp_path: Path) -> None:
+    found = arranged(tmp_path, cards(3, 28), "throughput", LARGE)  # 16.1 and 2.5 GB of .6 of 28
+    assert (found.replica_devices, found.shares_draft) == (("cuda:1",), True)
+    assert found.settings.draft.device == "cuda:2"
 
 
 def test_replicas_of_one_gpu_need_no_heads_that_divide(tmp_path: Path) -> None:

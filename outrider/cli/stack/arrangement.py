@@ -1,8 +1,8 @@
 """Arrangement of the models on several GPUs for the load that a user names.
 
-Owns the choice between target and draft apart, the target over all GPUs with the draft on one of them, and replicas of
-both on equal parts of the GPUs, by time and by memory, with the reason in words. Knows the models by their files and
-`config.json` only (docs/decisions/several-gpus.md).
+Owns the choice between target and draft apart, the target over all GPUs with the draft on one of them, replicas of both
+on equal parts of the GPUs, and targets that share a draft, by time and by memory, with the reason in words. Knows the
+models by their files and `config.json` only (docs/decisions/several-gpus.md).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from outrider.cli.stack.gpus import Gpus
 from outrider.cli.stack.placement import has_cache_size, shares_of_one_gpu
 from outrider.cli.stack.preflight import read_config
 from outrider.config import DraftSettings, Settings, TargetSettings
+from outrider.config.fields import DraftAhead
 from outrider.errors import ConfigError, ModelError
 from outrider.process.model_files import weight_files
 
@@ -52,6 +53,8 @@ class Arrangement:
     replica_devices: tuple[str, ...] = ()
     """One for each further replica of target and draft, which share it."""
     reason: str = ""
+    shares_draft: bool = False
+    """The replicas are of the target alone: one draft serves all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +89,22 @@ def arrange(
     target = _sized(settings.target, settings.target.model)
     draft_bytes = _sized(settings.draft, str(settings.draft.model)).num_bytes if has_draft else 0.0
     choice = _Choice(settings, gpus, target, draft_bytes, gpu_memory_utilization)
-    size = choice.size_of_replicas() if load == "throughput" else None
-    return choice.one_of_each(load) if size is None else choice.replicas(size)
+    if load == "throughput" and (size := choice.size_of_replicas()) is not None:
+        return choice.replicas(size)
+    if load == "throughput" and (size := choice.size_of_targets()) is not None:
+        return choice.pool(size)
+    found = choice.one_of_each(load)
+    is_open = ("coordinator", "draft_ahead") not in explicit
+    return _drafting_ahead(found) if is_open and load == "latency" and has_draft else found
+
+
+def _drafting_ahead(found: Arrangement) -> Arrangement:
+    """The arrangement with a draft on a GPU of its own, which pays for few users by drafting ahead (docs/ahead.md)."""
+    settings = found.settings
+    if settings.draft.device != "auto":  # it shares one
+        return found
+    coordinator = settings.coordinator.model_copy(update={"draft_ahead": DraftAhead.AUTO})
+    return replace(found, settings=replace(settings, coordinator=coordinator))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +145,27 @@ class _Choice:
         room = f"{_gigabytes(self._replica_bytes(size))} of weights leave room for its KV cache"
         further = tuple(f"cuda:{first}" for first in range(size, len(self.gpus), size))
         return Arrangement(self._placed(size), further, f"for throughput {where}: on a GPU {room}{sums}")
+
+    def size_of_targets(self) -> int | None:
+        """The smallest number of GPUs on which a target leaves room for its KV cache, if several targets leave one GPU
+        for a draft.
+        """
+        room, others = _MOST_OF_A_GPU * self._memory, len(self.gpus) - 1
+        if not self.draft_bytes or self.draft_bytes > room:
+            return None
+        fitting = (size for size in reversed(self._sizes()) if self.target.num_bytes / size <= room)
+        return next((size for size in fitting if others > size and others % size == 0), None)
+
+    def pool(self, size: int) -> Arrangement:
+        """Targets on ``size`` GPUs each, and a draft for all of them on the last GPU."""
+        last = len(self.gpus) - 1
+        targets = self.settings.target.model_copy(update={"device": "cuda:0", "tensor_parallel_size": size})
+        draft = self.settings.draft.model_copy(update={"device": f"cuda:{last}"})
+        further = tuple(f"cuda:{first}" for first in range(size, last, size))
+        where = f"{last // size} targets, on {_counted(size)} each, share a draft on the last GPU"
+        room = f"{_gigabytes(self.target.num_bytes / size)} of weights leave room for a KV cache"
+        reason = f"for throughput {where}: {room}, and {_counted(last + 1)} make no equal parts for replicas of both"
+        return Arrangement(replace(self.settings, target=targets, draft=draft), further, reason, shares_draft=True)
 
     def one_of_each(self, load: Load) -> Arrangement:
         """The target over as many GPUs as its heads allow, unless the sums between them cost more than they save;

@@ -91,25 +91,33 @@ def plan_stack(
     free_port: Callable[[], int],
     secret: LinkSecret | None = None,
     replica_devices: tuple[str, ...] = (),
+    shares_draft: bool = False,
 ) -> StackPlan:
     """The processes for these settings; ``explicit`` are the settings that a user set, which are left as they are.
 
-    Each of ``replica_devices`` gets a further replica of target and draft. The models ask for the ``secret``, unless
+    Each of ``replica_devices`` gets a further replica of target and draft, or of the target alone if all share a draft:
+    ``shares_draft``. The models ask for the ``secret``, unless
     tokens are configured or the coordinator has links out of the stack.
     """
     if secret is not None and _is_open(settings):
         secured = _secured(settings, secret)
-        made = plan_stack(secured, explicit=explicit, free_port=free_port, replica_devices=replica_devices)
+        made = plan_stack(
+            secured,
+            explicit=explicit,
+            free_port=free_port,
+            replica_devices=replica_devices,
+            shares_draft=shares_draft,
+        )
         return _inheriting(secret, made)
     settings = _sized_for(settings, explicit)
-    settings = _with_room_for_sessions(settings, explicit)
+    settings = _with_room_for_sessions(settings, explicit, len(replica_devices) + 1 if shares_draft else 1)
     check_metrics_ports(settings.coordinator, _settings_by_port(settings))
     free_port = _avoiding(_named_ports(settings), free_port)
     settings = _with_target_model(settings)
     targets = _with_replicas(settings.target, replica_devices, explicit, free_port)
     drafts = {}
     if settings.draft.method is not DraftMethod.NONE:
-        drafts = _with_replicas(settings.draft, replica_devices, explicit, free_port)
+        drafts = _with_replicas(settings.draft, () if shares_draft else replica_devices, explicit, free_port)
     coordinator = _probed(_at_once(settings.coordinator, explicit), free_port).model_copy(
         update={
             "target_address": _addresses(targets),
@@ -145,13 +153,15 @@ def _with_target_model(settings: Settings) -> Settings:
     return replace(settings, draft=draft.model_copy(update={"target_model": settings.target.model}))
 
 
-def _with_room_for_sessions(settings: Settings, explicit: Collection[Place]) -> Settings:
-    """Settings with room for the coordinator's running requests in both models; as many more may be about to end."""
+def _with_room_for_sessions(settings: Settings, explicit: Collection[Place], num_targets: int) -> Settings:
+    """Settings with room for the coordinator's running requests in both models, in the draft those of all its targets;
+    as many more may be about to end.
+    """
     needed = 2 * settings.coordinator.max_running_requests
     return replace(
         settings,
         target=_with_room(settings.target, needed, explicit),
-        draft=_with_room(settings.draft, needed, explicit),
+        draft=_with_room(settings.draft, needed * num_targets, explicit),
     )
 
 

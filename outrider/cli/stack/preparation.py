@@ -62,6 +62,7 @@ def _prepare(
         free_port=hold_port,
         secret=make_link_secret(),
         replica_devices=arranged.replica_devices,
+        shares_draft=arranged.shares_draft,
     )
     note = "\n".join(filter(None, (arranged.reason, placed.note, http.note)))
     gateways = spread_over(http, plan.own_addresses, effective.origins)
