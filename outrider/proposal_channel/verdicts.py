@@ -9,19 +9,28 @@ Shape letters: ``B`` sessions.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from outrider.batched import U4, U8, AnswerBatch, Column
-from outrider.limits import LINK_COMMANDS
+from outrider.batched import U4, U8, AnswerBatch, Column, StateBatch
+from outrider.limits import LINK_COMMANDS, LINK_DRAFT_TOKEN_IDS
+from outrider.types import STATE_BYTES
 from outrider.values import step_value
 
 UNKNOWN = 0xFFFFFFFF
 """Next token of a verdict that a draft gives itself: all of its tokens are accepted, and it guesses what comes next."""
 _HEAD = struct.Struct("<I")
+_WITH_STATES = 1 << 31
+"""Bit of the number of sessions: hidden states follow the verdicts."""
 _TYPES = (U8, U8, U4, U4, U4, U4)
 _ROW_BYTES = sum(dtype.itemsize for dtype in _TYPES)
+_STATES = struct.Struct("<16s2I")
+"""Plane, width, and the type's place in ``_DTYPES``."""
+_STATE_TYPES = (U4, U4, U8, U8)
+_STATE_ROW_BYTES = sum(dtype.itemsize for dtype in _STATE_TYPES)
+_DTYPES = tuple(STATE_BYTES)
 
 
 @step_value(frozen=True, slots=True)
@@ -39,6 +48,14 @@ class Verdicts:
         return len(self.sessions)
 
 
+@step_value(frozen=True, slots=True)
+class StateVerdicts(Verdicts):
+    """Verdicts for a draft that reads hidden states, with those of all that was scored."""
+
+    states: StateBatch
+    draft_token_ids: Column  # [sum(states.counts) - B] uint32, draft tokens that were scored
+
+
 def verdicts_on(scores: AnswerBatch[Any]) -> Verdicts | None:
     """Verdicts of a target's own tokens on the draft tokens that it scored; None where the coordinator draws coins."""
     drafts = scores.draft_token_ids
@@ -53,7 +70,7 @@ def verdicts_on(scores: AnswerBatch[Any]) -> Verdicts | None:
     differs[has_draft] = token_ids[has_draft] != drafts
     rejections = differs.nonzero()[0]
     firsts = rejections[rejections.searchsorted(starts)]
-    return Verdicts(
+    fields = (
         scores.sessions,
         scores.generations,
         scores.base_lengths,
@@ -61,6 +78,10 @@ def verdicts_on(scores: AnswerBatch[Any]) -> Verdicts | None:
         token_ids[np.maximum(firsts - 1, 0)],
         token_ids[firsts],
     )
+    states = scores.states
+    if states is None or not np.array_equal(states.counts, scores.counts):
+        return Verdicts(*fields)
+    return StateVerdicts(*fields, states, drafts)
 
 
 def all_accepted(proposals: AnswerBatch[Any]) -> Verdicts:
@@ -73,9 +94,18 @@ def all_accepted(proposals: AnswerBatch[Any]) -> Verdicts:
 
 def to_bytes(verdicts: Verdicts) -> bytes:
     """Verdicts as one message."""
-    fields = [getattr(verdicts, name) for name in Verdicts.__slots__]
-    parts = [field.astype(dtype, copy=False).tobytes() for field, dtype in zip(fields, _TYPES, strict=True)]
-    return b"".join([_HEAD.pack(len(verdicts)), *parts])
+    parts = _packed([getattr(verdicts, name) for name in Verdicts.__slots__], _TYPES)
+    if not isinstance(verdicts, StateVerdicts):
+        return b"".join([_HEAD.pack(len(verdicts)), *parts])
+    states = verdicts.states
+    head = _STATES.pack(states.plane_id, states.width, _DTYPES.index(states.dtype))
+    fields = (states.starts, states.counts, states.offsets_bytes, states.sequences, verdicts.draft_token_ids)
+    parts += [head, *_packed(fields, (*_STATE_TYPES, U4))]
+    return b"".join([_HEAD.pack(len(verdicts) | _WITH_STATES), *parts])
+
+
+def _packed(fields: Sequence[Column], dtypes: Sequence[np.dtype[Any]]) -> list[bytes]:
+    return [field.astype(dtype, copy=False).tobytes() for field, dtype in zip(fields, dtypes, strict=True)]
 
 
 def take_verdicts(received: bytearray) -> Verdicts | None:
@@ -84,16 +114,44 @@ def take_verdicts(received: bytearray) -> Verdicts | None:
     """
     if len(received) < _HEAD.size:
         return None
-    (count,) = _HEAD.unpack_from(received)
+    (told,) = _HEAD.unpack_from(received)
+    count = told & ~_WITH_STATES
     if not 0 < count <= LINK_COMMANDS.most:
         raise ConnectionError(f"{count} is no number of verdicts in a message")
     end = _HEAD.size + count * _ROW_BYTES
-    if len(received) < end:
-        return None
-    content = bytes(received[:end])
-    del received[:end]
-    batched, start = [], _HEAD.size
-    for dtype in _TYPES:
-        batched.append(np.frombuffer(content, dtype, count, start))
+    found: Verdicts | None
+    if told == count:
+        content = bytes(received[:end])
+        found = Verdicts(*_arrays(content, _HEAD.size, count, _TYPES)) if len(content) == end else None
+    else:
+        states_end = end + _STATES.size + count * _STATE_ROW_BYTES
+        content = bytes(received[:states_end])
+        if len(content) < states_end:
+            return None
+        states = _states_of(content, end, count)
+        num_drafts = int(states.counts.sum(dtype=np.int64)) - count
+        end = states_end + num_drafts * U4.itemsize
+        drafts = bytes(received[states_end:end])
+        fields = _arrays(content, _HEAD.size, count, _TYPES)
+        whole = len(drafts) == num_drafts * U4.itemsize
+        found = StateVerdicts(*fields, states, np.frombuffer(drafts, U4)) if whole else None  # type: ignore[call-arg, arg-type]
+    if found is not None:
+        del received[:end]
+    return found
+
+
+def _states_of(content: bytes, start: int, count: int) -> StateBatch:
+    plane_id, width, place = _STATES.unpack_from(content, start)
+    starts, counts, offsets, sequences = _arrays(content, start + _STATES.size, count, _STATE_TYPES)
+    if not width or place >= len(_DTYPES) or not 0 < counts.min() <= counts.max() <= LINK_DRAFT_TOKEN_IDS.most + 1:
+        raise ConnectionError("the hidden states of a message of verdicts are not of a few positions each")
+    return StateBatch(plane_id, width, _DTYPES[place], starts.astype(np.int64), counts, offsets, sequences)
+
+
+def _arrays(content: bytes, start: int, count: int, dtypes: Sequence[np.dtype[Any]]) -> list[Column]:
+    """Arrays of ``count`` values each, one after the other."""
+    found = []
+    for dtype in dtypes:
+        found.append(np.frombuffer(content, dtype, count, start))
         start += count * dtype.itemsize
-    return Verdicts(*batched)
+    return found

@@ -96,6 +96,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             stats=stats,
             is_enabled=takes_batch,
             take_item=self._inputs.item,
+            references=references,
             clock=clock,
         )
         self._idle = IdleSessions(

@@ -313,6 +313,9 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
 
     # Lookahead: steps computed before they are asked for.
 
+    reads_states: bool = False
+    """True if items bring hidden states of a target."""
+
     def may_guess(self, session: Session[SequenceT]) -> bool:
         """True if a session's proposals may be begun on a guess of the bonus token before them."""
         return False

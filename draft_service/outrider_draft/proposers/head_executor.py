@@ -31,6 +31,7 @@ from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import ExecutorOutput
 from outrider.serving.paged_executor import PagedExecutor
 from outrider.serving.session import Session
+from outrider.types import JudgingRule
 from outrider_draft.batch_forward import DraftSessions, LoopForward
 from outrider_draft.items import check_extend, check_hidden_states, keeps_bounds, proposal_length, proposal_lengths
 from outrider_draft.proposers.head_batch import ItemsForward, begin_loop
@@ -164,6 +165,17 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         used_graph = bool(looped) and not fed and self.runner.used_graph
         return ExecutorOutput(results, time.perf_counter_ns(), used_graph)
 
+    # Proposals that are begun before they are asked for.
+
+    reads_states = True
+
+    def follows_verdicts(self, session: HeadSession) -> bool:
+        """Sessions whose tokens decide nothing but what the target computes next."""
+        opened = session.open
+        if opened.in_turn or opened.sampling.grammar is not None or not self.is_decoding(session):
+            return False
+        return opened.judging_rule in (JudgingRule.GREEDY, JudgingRule.COUPLED)
+
     # Columns.
 
     def is_decoding(self, session: HeadSession) -> bool:
@@ -201,8 +213,10 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         return keeps_bounds(step, vocab_size=self._vocab_size) and self.runner.sequences.surely_fit(len(step), most)
 
     def _has_states(self, step: DecodeBatch, states: StateBatch | None) -> bool:
-        """True if the states were fetched, and are of the positions that the items must bring."""
-        if states is None or states.tensor is None or states.width != self.width:
+        """True if the states were fetched, or will be at the start of a begun step, and are of the positions that the
+        items must bring.
+        """
+        if states is None or states.width != self.width or (states.tensor is None and step.is_asked):
             return False
         starts, counts = (step.kept - 1).tolist(), step.batched.counts.tolist()
         return bool(states.starts.tolist() == starts and states.counts.tolist() == counts)

@@ -15,16 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.batched import U4, U8, AnswerBatch, Column, CommandBatch, ExtendBatch, SupportBatch
+from outrider.batched import U4, U8, AnswerBatch, Column, ExtendBatch, StateBatch, SupportBatch
 from outrider.ports import Extend, Proposal
 from outrider.prefix_hash import PrefixHash
-from outrider.proposal_channel.verdicts import Verdicts
+from outrider.proposal_channel.verdicts import StateVerdicts, Verdicts
 from outrider.recording import ForwardRecord
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
+from outrider.types import HiddenStates
 
 MAX_BEGUN_SESSIONS = 8
 """Most sessions of a message of verdicts whose proposals are begun: more keep the draft busy, and beginning early gains
@@ -115,11 +116,19 @@ def _has_same_text(item: Extend, begun: Extend) -> bool:
         item.num_kept_tokens == begun.num_kept_tokens
         and item.prefix_hash == begun.prefix_hash
         and item.token_ids == begun.token_ids
-        and item.hidden_states is None
+        and _positions(item) == _positions(begun)
     )
 
 
-def continue_same(batched: ExtendBatch, begun: CommandBatch) -> bool:
+def _positions(item: Extend) -> tuple[int, int] | None:
+    """First position and one past the last of the item's hidden states: those of one text at the same positions are
+    the same.
+    """
+    states = item.hidden_states
+    return None if states is None else (states.start, states.end)
+
+
+def continue_same(batched: ExtendBatch, begun: ExtendBatch) -> bool:
     """True if arrays continue the texts for which all of a step was begun, and no others, whatever their generations
     are and however many draft tokens they ask for.
     """
@@ -128,9 +137,15 @@ def continue_same(batched: ExtendBatch, begun: CommandBatch) -> bool:
         and all(_is_same(getattr(batched, name), getattr(begun, name)) for name in _OF_TEXTS)
         and bool((batched.generations > begun.generations).all())
         and bool(batched.draft_lengths.all())
-        and batched.states is None
         and not batched.hidden_states
+        and _have_same_states(batched.states, begun.states)
     )
+
+
+def _have_same_states(one: StateBatch | None, other: StateBatch | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return bool(one.starts.tolist() == other.starts.tolist() and one.counts.tolist() == other.counts.tolist())
 
 
 def _is_same(one: Column, other: Column) -> bool:
@@ -193,15 +208,17 @@ class Following(NamedTuple):
     prefix_hash: PrefixHash
     token_ids: tuple[int, ...]
     draft_length: int
+    hidden_states: HiddenStates | None = None
+    """References to the states that a draft reads."""
 
     def item(self) -> Extend:
         """The command, with the generation of the session's newest item."""
-        return Extend(self.session.open.session, self.session.generation, *self[1:])
+        return Extend(self.session.open.session, self.session.generation, *self[1:-1])
 
 
 def as_batch(rows: Sequence[Following]) -> ExtendBatch:
     """The commands as arrays."""
-    sessions, kept, hashes, brought, lengths = zip(*rows, strict=True)
+    sessions, kept, hashes, brought, lengths, states = zip(*rows, strict=True)
     chains, rests = zip(*hashes, strict=True)
     return ExtendBatch(
         np.array([session.open.session for session in sessions], dtype=U8),
@@ -212,6 +229,7 @@ def as_batch(rows: Sequence[Following]) -> ExtendBatch:
         np.array([len(token_ids) for token_ids in brought], dtype=U4),
         np.array([token_id for token_ids in brought for token_id in token_ids], dtype=U4),
         np.array(lengths, dtype=U4),
+        None if states[0] is None else StateBatch.of(states),
     )
 
 
@@ -219,15 +237,46 @@ def rows_after(
     table: SessionTable[Any], executor: Executor[Any, Any, Any, Any], link_id: int, verdicts: Verdicts
 ) -> Iterator[Following]:
     """Requests that follow these verdicts, for sessions that go on: as many draft tokens as before."""
+    has_states = isinstance(verdicts, StateVerdicts)
+    if has_states != executor.reads_states:
+        return
     numbers = [getattr(verdicts, name).tolist() for name in Verdicts.__slots__]
-    for number, generation, base, *verdict in zip(*numbers, strict=True):
+    fed = _fed(verdicts) if isinstance(verdicts, StateVerdicts) else [None] * len(verdicts)
+    for number, generation, base, *verdict, own in zip(*numbers, fed, strict=True):
         session = table.get(link_id, number)
         # A verdict is on the answer to the newest item, or it comes too late.
         is_new = session is not None and session.generation < generation and session.num_committed == base
         if is_new and session is not None and executor.follows_verdicts(session):
-            row = _row_after(table, session, verdict)
+            row = _row_after(table, session, verdict) if own is None else _fed_row_after(table, session, verdict, *own)
             if row is not None:
                 yield row
+
+
+def _fed(verdicts: StateVerdicts) -> Iterator[tuple[HiddenStates, tuple[int, ...]]]:
+    """States and draft tokens of each session."""
+    draft_token_ids, start = verdicts.draft_token_ids.tolist(), 0
+    for states in verdicts.states.hidden_states():
+        stop = start + states.num_rows - 1
+        yield states, tuple(draft_token_ids[start:stop])
+        start = stop
+
+
+def _fed_row_after(
+    table: SessionTable[Any],
+    session: Session[Any],
+    verdict: Sequence[int],
+    states: HiddenStates,
+    draft_token_ids: tuple[int, ...],
+) -> Following | None:
+    """``_row_after`` of a draft that reads hidden states and whose text holds no drafts."""
+    base, (accepted, _, following) = session.num_committed, verdict
+    brought = (*draft_token_ids[:accepted], following)
+    if not draft_token_ids or len(brought) != accepted + 1 or session.sequence.length != base:
+        return None
+    if any(token_id in session.open.eos_token_ids for token_id in brought):
+        return None
+    own = states.between(states.start, states.start + accepted + 1)
+    return Following(session, base, table.prefix_hash(session, base), brought, len(draft_token_ids), own)
 
 
 def _row_after(table: SessionTable[Any], session: Session[Any], verdict: Sequence[int]) -> Following | None:

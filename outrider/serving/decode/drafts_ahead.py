@@ -92,7 +92,9 @@ class DraftsAhead:
         return bool(self._verdicts) or any(chain.brought for chain in self._chains.values())
 
     def start(self, link_id: int, start: ChainStart) -> Iterator[SessionKey]:
-        """Begin chains; the sessions."""
+        """Begin chains; the sessions. A draft that reads states cannot go on without the target's."""
+        if self._executor.reads_states:
+            return
         for number, generation, base, accepted, last, _ in _rows(start.verdicts):
             session = self._sessions.get(link_id, number)
             if session is None or generation != session.generation + 1 or not self._executor.follows_verdicts(session):

@@ -38,7 +38,7 @@ from outrider.serving.decode.sessions import Bools, RunningSessions
 from outrider.serving.decode.step import DecodeBatch, joined
 from outrider.serving.decode.steps_ahead import StepsAhead
 from outrider.serving.decode.waiting import WaitingSessions
-from outrider.serving.executor import CommonEvent, Executor, ExecutorOutput
+from outrider.serving.executor import CommonEvent, Executor, ExecutorOutput, References
 from outrider.serving.output_processor import Messages, OutputProcessor
 from outrider.serving.request import (
     AnyRequest,
@@ -85,9 +85,11 @@ class DecodeBatches:
         stats: ServiceStats,
         is_enabled: bool,
         take_item: Callable[[int, Any, int], None],
+        references: References | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """``take_item`` takes a single item: link, item, time of arrival."""
+        self._references = references
         self._sessions, self._executor, self._scheduler, self._outputs = sessions, executor, scheduler, outputs
         self._is_enabled, self._take_item = is_enabled, take_item
         self.pending: DecodeBatch | None = None
@@ -210,7 +212,7 @@ class DecodeBatches:
         rows = [row._replace(draft_length=self._wanted.pop(row.session.key, row.draft_length)) for row in rows]
         if rows:
             self.pending = self._begun_step(link_id, rows, arrived_ns)
-        if self.pending is not None:
+        if self.pending is not None or self._executor.reads_states:
             return
         for session, item in [(row.session, row.item()) for row in rows]:
             if self._may_begin(session, item):
@@ -235,7 +237,10 @@ class DecodeBatches:
         if step is self.drafts.running or step is self._guesses.running:
             return False
         batched = commands[0]
-        if not (isinstance(batched, ExtendBatch) and continue_same(batched, step.batched)):
+        begun = step.batched
+        if not isinstance(batched, ExtendBatch) or not isinstance(begun, ExtendBatch):
+            return False
+        if not continue_same(batched, begun):
             return False
         step.batched, step.arrived_ns, step.is_asked = batched, arrived_ns, True
         self._waiting[next(iter(step.keys))][0].take(step)
@@ -342,7 +347,19 @@ class DecodeBatches:
             self._split_pending()
             return None
         self.pending = None
+        if not step.is_asked and not self._has_fetched(step):
+            return None
         return Batch([], now_ns, decode=step, num_running=len(step))
+
+    def _has_fetched(self, step: DecodeBatch) -> bool:
+        """Fetch the states of a begun step; False where that cannot be done. Only now, when nothing can drop the step:
+        they are read once.
+        """
+        if not isinstance(step.batched, ExtendBatch) or step.batched.states is None or self._references is None:
+            return True
+        fetched: Any = self._references.fetch_batch(step.batched)
+        step.batched = fetched
+        return fetched.states.tensor is not None
 
     @property
     def is_ahead_due(self) -> bool:
