@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,8 @@ from tests.end_to_end.test_direct_proposals import (
 )
 from tests.end_to_end.waiting import again_until, all_free, eventually
 from tests.support.coordinator_stats import stats_of
+from tests.support.dflash import build_dflash
+from tests.support.eagle3 import build_eagle3
 from tests.support.stack import Stack, run_stack
 
 torch.set_num_threads(1)
@@ -258,3 +261,13 @@ async def test_a_draft_that_dies_with_begun_proposals_changes_no_token(draft_ahe
             await asyncio.sleep(0)
         check_same(await running, expected)
         await all_free(stack)
+
+
+@pytest.mark.parametrize("write", [build_eagle3, build_dflash], ids=["eagle3", "dflash"])
+async def test_drafts_that_read_states_begin_too(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    expected = await expected_of(GREEDY)
+    method = "eagle3" if write is build_eagle3 else "dflash"
+    settings = {"method": method, "target_model": str(TARGET)}
+    async with run_stack(TARGET, write(tmp_path), wire=True, draft_settings=settings, **PATIENT) as stack:
+        await check_played(stack, GREEDY, expected)
+        assert steps(stack, "used") > 10 * steps(stack, "unused")

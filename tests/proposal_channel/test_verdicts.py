@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.batched import U4, U8, AnswerBatch, token_scores
+from outrider.batched import U4, U8, AnswerBatch, StateBatch, token_scores
 from outrider.limits import LINK_COMMANDS
+from outrider.planes import ID_BYTES
 from outrider.ports import CloseChannel, EventBatch, OfferChannel, RequestChannel
 from outrider.proposal_channel.receiver import ProposalReceiver
-from outrider.proposal_channel.verdicts import Verdicts, take_verdicts, to_bytes, verdicts_on
+from outrider.proposal_channel.verdicts import StateVerdicts, Verdicts, take_verdicts, to_bytes, verdicts_on
 from tests.proposal_channel.test_channel import DEADLINE_S, LINK, Ends, eventually, only_channel
 
 
@@ -80,6 +81,45 @@ def test_messages_are_read_whole_and_one_after_the_other() -> None:
             found.append(as_rows(taken))
     assert found == [as_rows(each) for each in verdicts if each is not None]
     assert not received
+
+
+def with_states(scored: AnswerBatch[Any], counts: Sequence[int]) -> AnswerBatch[Any]:
+    """The scores with the states of so many positions each."""
+    size = len(counts)
+    offsets, sequences = np.arange(size, dtype=U8) * 4096, np.arange(size, dtype=U8) + (1 << 40)
+    states = StateBatch(b"p" * ID_BYTES, 96, "bfloat16", scored.base_lengths - 1, np.array(counts), offsets, sequences)
+    return replace(scored, states=states)
+
+
+def test_states_travel_with_the_verdicts_beside_messages_without() -> None:
+    plain = scores([[5, 6]], [[5]])
+    sent = [plain, with_states(scores([[1, 2, 3], [4, 7]], [[1, 9], [8]]), [3, 2]), plain]
+    received, found = bytearray(), list[Verdicts]()
+    for byte in b"".join([to_bytes(each) for own in sent if (each := verdicts_on(own)) is not None]):
+        received.append(byte)
+        if (taken := take_verdicts(received)) is not None:
+            found.append(taken)
+    assert not received and [type(each) for each in found] == [Verdicts, StateVerdicts, Verdicts]
+    own = found[1]
+    assert isinstance(own, StateVerdicts) and as_rows(own) == [(7, 30, 20, 1, 1, 2), (8, 31, 20, 0, 3, 4)]
+    assert own.draft_token_ids.tolist() == [1, 9, 8]
+    assert list(own.states.hidden_states()) == list(sent[1].states.hidden_states())  # type: ignore[union-attr]
+
+
+def test_states_of_other_positions_than_were_scored_do_not_travel() -> None:
+    assert type(verdicts_on(with_states(scores([[1, 2]], [[1]]), [5]))) is Verdicts
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_impossible_states_are_no_message(place: int) -> None:
+    found = verdicts_on(with_states(scores([[1, 2]], [[1]]), [2]))
+    assert isinstance(found, StateVerdicts)
+    head = len(to_bytes(found)) - 4 - 24 - 8  # the draft token, the arrays, width and type
+    content = bytearray(to_bytes(found))
+    at, value = ((head, 0), (head + 4, 3), (head + 8 + 4, 0))[place]
+    content[at : at + 4] = value.to_bytes(4, "little")
+    with pytest.raises(ConnectionError, match="hidden states"):
+        take_verdicts(content)
 
 
 @pytest.mark.parametrize("count", [0, LINK_COMMANDS.most + 1])
