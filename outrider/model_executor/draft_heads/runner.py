@@ -46,6 +46,11 @@ _CATCH_UPS = (2, 4, 6, 8, 12, MAX_STEPS + 1)
 are made anew from the target's states. A single pair is computed as two: steps of one read the head's own states."""
 
 
+_WARM_UP_PAIRS = (1, 15, 16, 63, 64, 127, 128, 255, 256, 1023, 1024)
+"""Pairs of forwards before the first request: each number of blocks of rows that kernels differ by, with a number that
+16 divides and one that it does not, for which a kernel is compiled apart."""
+
+
 class DraftHeadRunner:
     """A loaded head. ``sequences`` holds its KV sequences, one slot a pair."""
 
@@ -100,9 +105,23 @@ class DraftHeadRunner:
         return 0 if self._loop is None else self._loop.max_rows
 
     def capture(self, progress: CaptureProgress | None = None) -> None:
-        """Capture the steps of draft loops as CUDA graphs, on a GPU."""
+        """Capture the steps of draft loops as CUDA graphs, and compile what prompts take, on a GPU."""
         if self._loop is not None:
             self._capture(self._loop, progress)
+        if has_kernels(self.device):
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        longest = min(self.max_model_len, self.sequences.num_free * self.page_size)
+        sequence = self.sequences.open(min(longest, max(_WARM_UP_PAIRS)))
+        width = self.head.config.target_hidden_size * len(self.head.config.hidden_state_layers)
+        with torch.inference_mode():
+            for count in _WARM_UP_PAIRS:
+                if count <= sequence.max_length:
+                    states = torch.zeros(count, width, dtype=self.head.dtype, device=self.device)
+                    self.feed([ForwardRow(sequence, [0] * count, 0)], [states])
+                    self.sequences.truncate(sequence, 0)
+        self.sequences.release(sequence)
 
     def _capture(self, graphs: Graphs, progress: CaptureProgress | None) -> None:
         self._take_device()
