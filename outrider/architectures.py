@@ -1,4 +1,4 @@
-"""Architectures of models that are served, by name, and the layers that EAGLE-3 heads read. Needs no torch: the command
+"""Architectures of models that are served, by name, and the layers that draft heads read. Needs no torch: the command
 line checks folders with it.
 """
 
@@ -56,3 +56,22 @@ def eagle3_layers(config: Mapping[str, Any], num_target_layers: int) -> object:
     """
     named = eagle3_field(config, "eagle_aux_hidden_state_layer_ids")
     return [2, num_target_layers // 2, num_target_layers - 3] if named is None else named
+
+
+def dflash_layers(config: Mapping[str, Any], num_target_layers: int) -> object:
+    """Layers that a DFlash drafter's ``config.json`` names, unchecked, the target's first being 0; else as many as the
+    drafter has layers, evenly from the second to the third last.
+    """
+    own, fields = config.get("dflash_config"), config
+    if isinstance(own, Mapping):
+        named = own.get("target_layer_ids")
+    else:  # the Speculators format, in which 0 is the embedding
+        named, fields = config.get("aux_hidden_state_layer_ids"), config.get("transformer_layer_config") or {}
+        named = [one - 1 if type(one) is int else one for one in named] if isinstance(named, list) else named
+    count = fields.get("num_hidden_layers") if isinstance(fields, Mapping) else None
+    if named is not None or type(count) is not int or not 0 < count <= num_target_layers:
+        return named
+    if count == 1:
+        return [num_target_layers // 2]
+    start, end = 1, num_target_layers - 3
+    return [round(start + i * (end - start) / (count - 1)) for i in range(count)]

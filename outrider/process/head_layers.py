@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outrider.architectures import eagle3_layers
+from outrider.architectures import dflash_layers, eagle3_layers
 from outrider.config import Settings
 from outrider.config.fields import DraftMethod
 from outrider.limits.bounded_files import read_of_folder
@@ -38,12 +38,14 @@ def _layers_of_head(settings: Settings) -> list[int]:
     draft = settings.draft
     if draft.method in _OF_LAST_STATES:
         return [LAST_HIDDEN_STATE]
-    if draft.method is not DraftMethod.EAGLE3 or draft.model is None:
+    if draft.method not in (DraftMethod.EAGLE3, DraftMethod.DFLASH) or draft.model is None:
         return []
     count = _num_layers(_config_of(settings.target.model))
-    named = eagle3_layers(_config_of(draft.model), count)
-    is_known = isinstance(named, list) and all(type(layer) is int and 0 <= layer <= count for layer in named)
-    return list(named) if isinstance(named, list) and is_known else []
+    is_block = draft.method is DraftMethod.DFLASH
+    named = (dflash_layers if is_block else eagle3_layers)(_config_of(draft.model), count)
+    if not isinstance(named, list) or not all(type(layer) is int and 0 <= layer <= count - is_block for layer in named):
+        return []
+    return [LAST_HIDDEN_STATE if layer == count - 1 else layer + 1 for layer in named] if is_block else named
 
 
 def _config_of(folder: str) -> Mapping[str, Any]:

@@ -12,8 +12,9 @@ import pytest
 from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.preparation import prepare_stack
 from outrider.config import Settings, TargetSettings, load, load_all
-from outrider.demo import DRAFT, EAGLE3, TARGET
+from outrider.demo import DFLASH, DRAFT, EAGLE3, TARGET
 from outrider.model_executor.draft_heads.config import read_eagle3_config
+from outrider.model_executor.draft_heads.dflash_config import read_dflash_config
 from outrider.process.head_layers import with_layers_of_head
 
 EIGHT_LAYERS = {"num_hidden_layers": 8}
@@ -83,3 +84,30 @@ def test_a_stack_with_a_head_captures_the_layers_that_it_reads() -> None:
     captured = load(TargetSettings, prepare_stack(effective).models[0].argv, {}).hidden_state_layers
     assert captured is not None
     assert sorted(map(int, captured.split(","))) == sorted(read)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "layers"),
+    [
+        ({"dflash_config": {"target_layer_ids": [1, 5, 7]}}, "2,6,-1"),
+        ({"dflash_config": {}, "num_hidden_layers": 3}, "2,4,6"),
+        ({"dflash_config": {}, "num_hidden_layers": 1}, "5"),
+        ({"aux_hidden_state_layer_ids": [2, 8], "transformer_layer_config": {}}, "2,-1"),
+        ({"transformer_layer_config": {"num_hidden_layers": 2}}, "2,6"),
+        ({"dflash_config": {"target_layer_ids": [8]}}, None),
+        ({"dflash_config": {}, "num_hidden_layers": 10**9}, None),
+        ({}, None),
+    ],
+)
+def test_the_targets_graphs_hand_out_what_a_dflash_drafter_reads(
+    tmp_path: Path, drafter: Mapping[str, Any], layers: str | None
+) -> None:
+    given = settings(
+        folder(tmp_path / "target", EIGHT_LAYERS), folder(tmp_path / "head", drafter), **{"draft.method": "dflash"}
+    )
+    assert with_layers_of_head(given).target.hidden_state_layers == layers
+
+
+def test_the_layers_of_the_embedded_drafter_are_those_that_it_reads() -> None:
+    found = with_layers_of_head(settings(TARGET, DFLASH, **{"draft.method": "dflash"})).target.hidden_state_layers
+    assert found == ",".join(map(str, read_dflash_config(DFLASH, TARGET).hidden_state_layers))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.architectures import dflash_layers
 from outrider.errors import ModelError
 from outrider.model_executor.draft_heads.config import check_architecture, for_target, read_number
 from outrider.model_executor.loader.checkpoint import read_tensors
@@ -70,7 +71,7 @@ def read_dflash_config(folder: Path, target_folder: Path) -> DFlashConfig:
     draft_vocab_size = read_number(path, own, "draft_vocab_size", layer.vocab_size)
     if draft_vocab_size > layer.vocab_size:
         raise ModelError(f"{path}: draft_vocab_size is {draft_vocab_size}, above the target's {layer.vocab_size}")
-    return DFlashConfig(layer, _layers(path, own, layer, target), block_size, mask_token_id, draft_vocab_size)
+    return DFlashConfig(layer, _layers(path, raw, target), block_size, mask_token_id, draft_vocab_size)
 
 
 def _check_num_layers(path: Path, fields: _Fields) -> None:
@@ -108,32 +109,19 @@ def _of_z_lab(path: Path, raw: _Fields) -> tuple[_Fields, _Fields]:
 
 
 def _of_speculators(path: Path, raw: _Fields) -> tuple[_Fields, _Fields]:
-    """The same of the Speculators format, its layers by z-lab's numbers."""
+    """The same of the Speculators format."""
     fields = raw.get("transformer_layer_config")
     if raw.get("speculators_model_type") != "dflash" or not isinstance(fields, dict):
         raise ModelError(f"{path}: a DFlash drafter has speculators_model_type dflash and a transformer_layer_config")
     if raw.get("sample_from_anchor"):
         raise ModelError(f"{path}: a DFlash drafter that drafts from its masks alone is supported (sample_from_anchor)")
-    layers = raw.get("aux_hidden_state_layer_ids")
-    after = [one - 1 if type(one) is int else one for one in layers] if isinstance(layers, list) else layers
-    return fields, {**raw, "target_layer_ids": after}
+    return fields, raw
 
 
-def _layers(path: Path, own: _Fields, layer: ModelConfig, target: ModelConfig) -> tuple[int, ...]:
-    """Layers that the file names, else as many as the drafter has layers, evenly from the second to the third last.
-    What comes out of the last layer is normalised.
-    """
+def _layers(path: Path, raw: _Fields, target: ModelConfig) -> tuple[int, ...]:
+    """What comes out of the last layer is normalised."""
     count = target.num_layers
-    found = own.get("target_layer_ids")
-    if found is None:
-        found = _evenly(count, layer.num_layers)
+    found = dflash_layers(raw, count)
     if not isinstance(found, list) or not found or not all(type(one) is int and 0 <= one < count for one in found):
         raise ModelError(f"{path}: target_layer_ids should be layers from 0 to {count - 1}, not {found}")
     return tuple(LAST_HIDDEN_STATE if one == count - 1 else one + 1 for one in found)
-
-
-def _evenly(num_target_layers: int, num_layers: int) -> list[int]:
-    if num_layers == 1:
-        return [num_target_layers // 2]
-    start, end = 1, num_target_layers - 3
-    return [round(start + i * (end - start) / (num_layers - 1)) for i in range(num_layers)]
