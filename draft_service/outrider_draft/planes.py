@@ -93,16 +93,16 @@ class DraftPlanes:
                 found[place] = replace(found[place], hidden_states=brought)
         return found
 
-    def fetch_batch(self, batched: CommandBatch) -> CommandBatch:
+    def fetch_batch(self, batched: CommandBatch, *, are_kept: bool = False) -> CommandBatch:
         """The commands with the states that they refer to, fetched by one copy; as they are where that cannot be done,
-        for each to be read by itself.
+        for each to be read by itself. ``are_kept``: others may read them again.
         """
         if not isinstance(batched, ExtendBatch):
             return batched
         states = batched.states
         if states is None or not np.array_equal(states.counts, batched.counts):
             return batched
-        found = self._readers.read_rows(states)
+        found = self._readers.read_rows(states, are_kept=are_kept)
         if found is None:
             return batched
         tensor = found.rows.view(_DTYPES[states.dtype])

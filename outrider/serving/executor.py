@@ -67,8 +67,10 @@ class References(Protocol):
         """The commands of one message, with what they refer to where it is there."""
         ...
 
-    def fetch_batch(self, batched: CommandBatch) -> CommandBatch:
-        """The commands with what they refer to; as they are, and nothing read, where not all of it is there."""
+    def fetch_batch(self, batched: CommandBatch, *, are_kept: bool = False) -> CommandBatch:
+        """The commands with what they refer to; as they are, and nothing read, where not all of it is there.
+        ``are_kept``: other commands may refer to it again.
+        """
         ...
 
     def fetch(self, item: Any) -> Any:  # noqa: ANN401 - an item of the service

@@ -80,10 +80,11 @@ class OpenPlane:
             return found, self._note([each.sequence for each in read], num_bytes, device) if read else []
 
     def read_rows(
-        self, states: StateBatch, device: torch.device, deadline_s: float
+        self, states: StateBatch, device: torch.device, deadline_s: float, *, are_kept: bool = False
     ) -> tuple[FetchedRows | None, list[int]]:
         """Fetch the states of many sessions by one copy; and which places the writer is to be told of. None, and
-        nothing read, where one of them is not there, or they do not lie side by side.
+        nothing read, where one of them is not there, or they do not lie side by side. ``are_kept``: they can be read
+        again.
         """
         rows = _Rows.of(states, self.end.capacity)
         sequences: list[int] = states.sequences.tolist()
@@ -99,6 +100,8 @@ class OpenPlane:
                 span = torch.empty(rows.num_bytes, dtype=torch.uint8, device=device)
                 self._copy(span, rows.begin)
                 found = FetchedRows(span.view(-1, states.row_bytes), rows.gaps())
+                if are_kept:
+                    return found, []
                 return found, self._note(sequences, rows.num_wanted_bytes, device)
         except (StaleReferenceError, torch.OutOfMemoryError):
             return None, []

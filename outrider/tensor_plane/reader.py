@@ -100,14 +100,14 @@ class PlaneReader:
                 found[index] = content
         return found
 
-    def read_rows(self, states: StateBatch) -> FetchedRows | None:
+    def read_rows(self, states: StateBatch, *, are_kept: bool = False) -> FetchedRows | None:
         """The states of many sessions on this end's device, fetched by one copy; None, and nothing read, where they
-        cannot be read so.
+        cannot be read so. ``are_kept``: they can be read again.
         """
         plane = self._planes.get(states.plane_id)
         if plane is None:
             return None
-        found, done = plane.read_rows(states, self.device, self.limits.transfer_s)
+        found, done = plane.read_rows(states, self.device, self.limits.transfer_s, are_kept=are_kept)
         self._say_done(states.plane_id, done)
         return found
 
@@ -267,11 +267,11 @@ class PlaneReaders:
                     found[index] = content
         return found
 
-    def read_rows(self, states: StateBatch) -> FetchedRows | None:
+    def read_rows(self, states: StateBatch, *, are_kept: bool = False) -> FetchedRows | None:
         """The states of many sessions, of whichever writer; as ``PlaneReader.read_rows``."""
         for reader in list(self._readers.values()):
             if reader.has(states.plane_id):
-                return reader.read_rows(states)
+                return reader.read_rows(states, are_kept=are_kept)
         return None
 
     def close(self) -> None:

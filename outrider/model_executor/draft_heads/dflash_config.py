@@ -119,7 +119,7 @@ def _of_speculators(path: Path, raw: _Fields) -> tuple[_Fields, _Fields]:
 
 
 def _layers(path: Path, raw: _Fields, target: ModelConfig) -> tuple[int, ...]:
-    """What comes out of the last layer is normalised."""
+    """The drafter's layers as a target numbers its states: what comes out of the last one is normalised."""
     count = target.num_layers
     found = dflash_layers(raw, count)
     if not isinstance(found, list) or not found or not all(type(one) is int and 0 <= one < count for one in found):

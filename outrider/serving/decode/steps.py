@@ -242,6 +242,8 @@ class DecodeBatches:
             return False
         if not continue_same(batched, begun):
             return False
+        if self._references is not None:
+            self._references.fetch_batch(batched)  # so that the target has the places back
         step.batched, step.arrived_ns, step.is_asked = batched, arrived_ns, True
         self._waiting[next(iter(step.keys))][0].take(step)
         self._note_asked(step)
@@ -352,12 +354,10 @@ class DecodeBatches:
         return Batch([], now_ns, decode=step, num_running=len(step))
 
     def _has_fetched(self, step: DecodeBatch) -> bool:
-        """Fetch the states of a begun step; False where that cannot be done. Only now, when nothing can drop the step:
-        they are read once.
-        """
+        """Fetch the states of a begun step; False where that cannot be done."""
         if not isinstance(step.batched, ExtendBatch) or step.batched.states is None or self._references is None:
             return True
-        fetched: Any = self._references.fetch_batch(step.batched)
+        fetched: Any = self._references.fetch_batch(step.batched, are_kept=True)
         step.batched = fetched
         return fetched.states.tensor is not None
 

@@ -37,7 +37,7 @@ class ReadStates:
         """Each is read when its session takes it."""
         return commands
 
-    def fetch_batch(self, batched: CommandBatch) -> CommandBatch:
+    def fetch_batch(self, batched: CommandBatch, *, are_kept: bool = False) -> CommandBatch:
         if not isinstance(batched, ExtendBatch) or batched.states is None:
             return batched
         states = batched.states
