@@ -41,12 +41,15 @@ class Sessions:
     lengths: Ints  # [N]
     is_hit: NDArray[np.bool_]
     """The last step's draft token was kept, and the guess was right."""
+    is_dropped: NDArray[np.bool_]
+    """So was one of two guesses, and only the continuation after the other one is kept."""
 
     @classmethod
     def of(cls, policy: str) -> Sessions:
         seeds = np.arange(NUM_DRAWS)
         nothing = np.zeros(NUM_DRAWS, dtype=np.int64)
-        return cls(policy, seeds, np.zeros((NUM_DRAWS, 4 * LENGTH), dtype=np.int64), nothing, nothing > 0)
+        tokens = np.zeros((NUM_DRAWS, 4 * LENGTH), dtype=np.int64)
+        return cls(policy, seeds, tokens, nothing, nothing > 0, nothing > 0)
 
     def put(self, chosen: NDArray[np.bool_], token_ids: Ints) -> None:
         rows = np.flatnonzero(chosen)
@@ -62,6 +65,8 @@ class Sessions:
         is_plain = np.zeros(NUM_DRAWS, dtype=np.bool_)
         if self.policy == "throws away":
             is_plain = self.is_hit & (confidence < LEAST_CONFIDENCE)
+        elif "branch" in self.policy:
+            is_plain = self.is_dropped
         is_alive, draft, positions = ~is_plain, first, bases.copy()
         for place in range(2):
             is_drawn = is_alive if place == 0 else is_alive & (confidence > LEAST_CONFIDENCE)
@@ -80,6 +85,22 @@ class Sessions:
         guess = race(DRAFT[before], seeds, Stream.OUTSIDE, bases, positions)
         self.put(ends, bonus)
         self.is_hit = ends & ~is_plain & (guess == bonus)
+        if "branch" not in self.policy:
+            return
+        noise = gumbel(seeds[:, None], Stream.OUTSIDE, bases[:, None], positions[:, None], np.arange(VOCABULARY))
+        guesses = (np.log(DRAFT[before]) + noise).argsort(axis=1)[:, -2:]  # [N, 2]
+        is_guessed = (guesses == bonus[:, None]).any(axis=1)
+        self.is_dropped = ends & ~is_plain & is_guessed & (bonus != self.kept(guesses, before))
+
+    def kept(self, guesses: Ints, before: Ints) -> Ints:  # [N, 2], [N] -> [N]
+        """The one of two guesses whose continuation is kept."""
+        bases = START + self.lengths
+        firsts = [race(DRAFT[guess], self.seeds, Stream.PROPOSAL, bases, bases) for guess in guesses.T]
+        confidence = np.stack([DRAFT[guess, first] for guess, first in zip(guesses.T, firsts, strict=True)], axis=1)
+        if self.policy == "keeps the likely branch":
+            confidence = DRAFT[before[:, None], guesses]
+        found: Ints = guesses[np.arange(len(guesses)), confidence.argmax(axis=1)]
+        return found
 
 
 def p_value(observed: Ints, expected: Doubles, freedom: int) -> float:
@@ -104,7 +125,7 @@ def claimed_p_value(policy: str) -> float:
     """P-value of the token after a bonus that was guessed, given that it was."""
     sessions = Sessions.of(policy)
     sessions.step()
-    is_hit, at = sessions.is_hit, sessions.lengths.copy()
+    is_hit, at = sessions.is_hit | sessions.is_dropped, sessions.lengths.copy()
     assert 0.2 < is_hit.mean() < 0.9
     sessions.step()
     rows = np.flatnonzero(is_hit)
@@ -122,3 +143,13 @@ def test_claimed_continuations_follow_the_targets_law() -> None:
 def test_a_continuation_thrown_away_for_its_own_confidence_is_seen() -> None:
     assert joint_p_value("throws away") < 1e-12
     assert claimed_p_value("throws away") < 1e-12
+
+
+def test_branches_that_are_kept_for_their_guesses_follow_the_targets_law() -> None:
+    assert joint_p_value("keeps the likely branch") > 1e-3
+    assert claimed_p_value("keeps the likely branch") > 1e-3
+
+
+def test_branches_that_are_kept_for_their_own_confidence_are_seen() -> None:
+    assert joint_p_value("keeps the confident branch") < 1e-12
+    assert claimed_p_value("keeps the confident branch") < 1e-12
