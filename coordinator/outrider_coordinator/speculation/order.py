@@ -14,6 +14,10 @@ from outrider_coordinator.speculation.step_costs import bucket_of
 
 TOKENS_OF_WINDOW = 64
 """Tokens of each session in a window, some .2 s; one session needs as many again, since acceptance varies."""
+_TOKENS_OF_SHORT_WINDOW = 24
+"""The same after a change of load or order, which is not measured, and for each of many sessions in a trial."""
+_TOKENS_OF_TRIAL = 512
+"""Tokens of all sessions that a trial needs at least, since acceptance varies, or a whole window."""
 _SWITCH_RATIO = 0.97
 """Time per token ahead over that in turn from which on a change pays: windows vary by some 2%. It is kept up to 1."""
 _WEIGHT = 0.4
@@ -86,7 +90,7 @@ class Order:
     def note(self, num_tokens: int) -> None:
         """A session has got tokens."""
         self._num_tokens += num_tokens
-        if self._num_tokens >= TOKENS_OF_WINDOW * (self._num_sessions + (self._num_sessions == 1)):
+        if self._num_tokens >= self._tokens_of_window():
             self._end_window()
 
     def _change(self, num: int) -> None:
@@ -97,6 +101,14 @@ class Order:
     @property
     def _load(self) -> _Load:
         return self._loads.setdefault(bucket_of(max(1, self._num_sessions)), _Load())
+
+    def _tokens_of_window(self) -> int:
+        """Tokens of all sessions after which the window ends."""
+        few = _TOKENS_OF_SHORT_WINDOW * self._num_sessions
+        if self._measured is not self._load:
+            return few
+        whole = TOKENS_OF_WINDOW * (self._num_sessions + (self._num_sessions == 1))
+        return min(whole, max(few, _TOKENS_OF_TRIAL)) if self._is_trial else whole
 
     def _advance(self) -> None:
         now = self._clock()

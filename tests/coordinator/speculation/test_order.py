@@ -29,13 +29,17 @@ class Target:
             self.num_sessions -= 1
             self.order.leave()
 
+    def step(self) -> None:
+        """Three tokens of each session."""
+        self.now += 3 * self.seconds(self.num_sessions, self.order.is_ahead)
+        for _ in range(self.num_sessions):
+            self.order.note(3)
+
     def serve(self, seconds: float) -> float:
         """Time per token over that of the better order."""
         until, began, num_tokens = self.now + seconds, self.now, 0
         while self.now < until:
-            self.now += 3 * self.seconds(self.num_sessions, self.order.is_ahead)
-            for _ in range(self.num_sessions):
-                self.order.note(3)
+            self.step()
             num_tokens += 3
         best = min(self.seconds(self.num_sessions, is_ahead) for is_ahead in (False, True))
         return (self.now - began) / num_tokens / best
@@ -77,6 +81,19 @@ def test_a_number_of_sessions_that_goes_to_and_fro_changes_the_order_seldom() ->
             target.load(num_sessions)
             target.serve(0.01)
     assert len(target.changes) < before + 60
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_loads_that_change_every_few_seconds_have_the_better_order(seed: int) -> None:
+    """Times of two H200, where the chain is best for few sessions and clearly worst for many."""
+    times_ms = {1: (2.49, 2.19), 8: (3.21, 2.95), 32: (3.88, 3.78), 64: (5.19, 5.76), 128: (9.0, 12.0)}
+    chance = random.Random(seed)
+    target = Target(lambda num, is_ahead: times_ms[num][is_ahead] * chance.gauss(1e-3, 2e-5))
+    ratios = []
+    for _ in range(100):
+        target.load(chance.choice(list(times_ms)))
+        ratios.append(target.serve(chance.uniform(0.5, 4.0)))
+    assert sum(ratios) / len(ratios) < 1.02
 
 
 def test_an_order_that_becomes_better_is_found() -> None:
