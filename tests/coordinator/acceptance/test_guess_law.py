@@ -42,7 +42,7 @@ class Sessions:
     is_hit: NDArray[np.bool_]
     """The last step's draft token was kept, and the guess was right."""
     is_dropped: NDArray[np.bool_]
-    """So was one of two guesses, and only the continuation after the other one is kept."""
+    """Bonus tokens that one of two guesses was, where only the continuation after the other one is kept."""
 
     @classmethod
     def of(cls, policy: str) -> Sessions:
