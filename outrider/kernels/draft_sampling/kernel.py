@@ -1,5 +1,5 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
-# ruff: noqa: ANN001, ANN202, PLR0915, PLR0917
+# ruff: noqa: ANN001, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
 """``draft_sampling`` as four Triton kernels, each of several programs a row.
 
@@ -420,6 +420,71 @@ def _draw(
     tl.store(record + 3, largest.to(tl.int32, bitcast=True))
 
 
+@triton.jit
+def _answer_at_once(
+    partial_ptr,  # [4, PARTS] float32
+    best_ids_ptr,  # [PARTS] int32
+    numbers,
+    largest,
+    best,
+    flawed,
+    next_id_ptr,  # [1] int32
+    record,  # [NUM_FIELDS] int32
+    PARTS: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
+):
+    """Answer of a row without candidates: the token of the best part, none where the row is not usable."""
+    usable = _is_usable(largest, flawed)
+    index = tl.arange(0, BLOCK_PARTS)
+    partial = partial_ptr + index
+    bests = tl.load(partial + _BEST * PARTS, mask=index < PARTS, other=float("-inf"), cache_modifier=".cg")
+    ids = tl.load(best_ids_ptr + index, mask=index < PARTS, other=_NO_ID, cache_modifier=".cg")
+    if tl.load(numbers + _METHOD) == _GROUPED:
+        bests = _group_scores(partial, index, numbers, PARTS)
+        best = tl.max(bests, 0)
+    token = tl.min(tl.where(bests == best, ids, _NO_ID), 0)
+    tl.store(next_id_ptr, tl.where(usable, token, 0))
+    tl.store(record, tl.where(usable, token, -1))
+    tl.store(record + 1, 0)
+    tl.store(record + 2, (flawed == 0).to(tl.int32))
+    tl.store(record + 3, largest.to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def _place(
+    candidates,  # [2, CAPACITY] int32: bits and ids
+    place_ptr,  # [CAPACITY] int32
+    mass_ptr,  # [CAPACITY] float64
+    num_finished_ptr,  # [1] int32
+    first,
+    count,
+    CAPACITY: tl.constexpr,
+    PLACED: tl.constexpr,
+    COMPARED: tl.constexpr,
+):
+    """Places of ``PLACED`` candidates among all by probability, then id, and the mass before each; true for the last
+    program of the row.
+    """
+    mine = first + tl.arange(0, PLACED)
+    my_bits = tl.load(candidates + mine, mask=mine < count, other=0)
+    my_id = tl.load(candidates + CAPACITY + mine, mask=mine < count, other=0)
+    ahead = tl.zeros([PLACED, COMPARED], tl.int32)
+    weights = tl.zeros([PLACED, COMPARED], tl.float64)
+    for start in range(0, count, COMPARED):
+        other = start + tl.arange(0, COMPARED)
+        bits = tl.load(candidates + other, mask=other < count, other=-1)
+        ids = tl.load(candidates + CAPACITY + other, mask=other < count, other=_NO_ID)
+        is_ahead = bits[None, :] > my_bits[:, None]
+        is_ahead |= (bits[None, :] == my_bits[:, None]) & (ids[None, :] < my_id[:, None])
+        ahead += is_ahead.to(tl.int32)
+        wide = tl.maximum(bits, 0).to(tl.float32, bitcast=True).to(tl.float64)
+        weights += tl.where(is_ahead, wide[None, :], 0.0)
+    tl.store(place_ptr + mine, tl.sum(ahead, 1), mask=mine < count)
+    tl.store(mass_ptr + mine, tl.sum(weights, 1), mask=mine < count)
+    tl.debug_barrier()  # all of this program's stores come before its count
+    return tl.atomic_add(num_finished_ptr, 1, sem="acq_rel") == tl.cdiv(count, PLACED) - 1
+
+
 @triton.jit(do_not_specialize_on_alignment=[*_PLAIN, "step_ptr", "next_ids_ptr"])
 def _finish_kernel(
     parameters_ptr,  # [B, NUM_COLUMNS]
@@ -454,60 +519,32 @@ def _finish_kernel(
             tl.store(next_ids_ptr + row, 0)
         return
     largest, _, best, flawed = _summary(partials_ptr, row, PARTS, BLOCK_PARTS)
-    usable = _is_usable(largest, flawed)
     place = tl.load(step_ptr).to(tl.int64) * tl.num_programs(1) + row
     record = records_ptr + place * _FIELDS
-    if (_is_gathered(numbers) == 0) | (usable == 0):
+    if (_is_gathered(numbers) == 0) | (_is_usable(largest, flawed) == 0):
         if part == 0:
-            index = tl.arange(0, BLOCK_PARTS)
-            partial = partials_ptr + row * 4 * PARTS + index
-            bests = tl.load(partial + _BEST * PARTS, mask=index < PARTS, other=float("-inf"), cache_modifier=".cg")
-            ids = tl.load(best_ids_ptr + row * PARTS + index, mask=index < PARTS, other=_NO_ID, cache_modifier=".cg")
-            if tl.load(numbers + _METHOD) == _GROUPED:
-                bests = _group_scores(partial, index, numbers, PARTS)
-                best = tl.max(bests, 0)
-            token = tl.min(tl.where(bests == best, ids, _NO_ID), 0)
-            tl.store(next_ids_ptr + row, tl.where(usable, token, 0))
-            tl.store(record, tl.where(usable, token, -1))
-            tl.store(record + 1, 0)
-            tl.store(record + 2, (flawed == 0).to(tl.int32))
-            tl.store(record + 3, largest.to(tl.int32, bitcast=True))
+            _answer_at_once(
+                partials_ptr + row * 4 * PARTS, best_ids_ptr + row * PARTS, numbers, largest, best, flawed,
+                next_ids_ptr + row, record, PARTS, BLOCK_PARTS,
+            )  # fmt: skip
         return
     count = tl.load(counters_ptr + row * 2, cache_modifier=".cg")
     if part * PLACED >= count:
         return
     candidates = candidates_ptr + row * 2 * CAPACITY
-    mine = part * PLACED + tl.arange(0, PLACED)
-    my_bits = tl.load(candidates + mine, mask=mine < count, other=0)
-    my_id = tl.load(candidates + CAPACITY + mine, mask=mine < count, other=0)
-    ahead = tl.zeros([PLACED, COMPARED], tl.int32)
-    weights = tl.zeros([PLACED, COMPARED], tl.float64)
-    for start in range(0, count, COMPARED):
-        other = start + tl.arange(0, COMPARED)
-        bits = tl.load(candidates + other, mask=other < count, other=-1)
-        ids = tl.load(candidates + CAPACITY + other, mask=other < count, other=_NO_ID)
-        is_ahead = bits[None, :] > my_bits[:, None]
-        is_ahead |= (bits[None, :] == my_bits[:, None]) & (ids[None, :] < my_id[:, None])
-        ahead += is_ahead.to(tl.int32)
-        wide = tl.maximum(bits, 0).to(tl.float32, bitcast=True).to(tl.float64)
-        weights += tl.where(is_ahead, wide[None, :], 0.0)
-    tl.store(places_ptr + row * CAPACITY + mine, tl.sum(ahead, 1), mask=mine < count)
-    tl.store(masses_ptr + row * CAPACITY + mine, tl.sum(weights, 1), mask=mine < count)
-    tl.debug_barrier()  # all of this program's stores come before its count
-    if tl.atomic_add(counters_ptr + row * 2 + 1, 1, sem="acq_rel") != tl.cdiv(count, PLACED) - 1:
+    place_ptr, mass_ptr = places_ptr + row * CAPACITY, masses_ptr + row * CAPACITY
+    counter_ptr = counters_ptr + row * 2 + 1
+    if not _place(candidates, place_ptr, mass_ptr, counter_ptr, part * PLACED, count, CAPACITY, PLACED, COMPARED):
         return
-    # The row's last program.
-    support = supports_ptr + place * 2 * LIMIT
-    place_ptr, mass_ptr, next_id_ptr = places_ptr + row * CAPACITY, masses_ptr + row * CAPACITY, next_ids_ptr + row
     if count <= FEW:
         _draw(
-            candidates, place_ptr, mass_ptr, numbers, count, largest, next_id_ptr, record, support, MASS, LIMIT,
-            CAPACITY, FEW,
+            candidates, place_ptr, mass_ptr, numbers, count, largest, next_ids_ptr + row, record,
+            supports_ptr + place * 2 * LIMIT, MASS, LIMIT, CAPACITY, FEW,
         )  # fmt: skip
     else:
         _draw(
-            candidates, place_ptr, mass_ptr, numbers, count, largest, next_id_ptr, record, support, MASS, LIMIT,
-            CAPACITY, CAPACITY,
+            candidates, place_ptr, mass_ptr, numbers, count, largest, next_ids_ptr + row, record,
+            supports_ptr + place * 2 * LIMIT, MASS, LIMIT, CAPACITY, CAPACITY,
         )  # fmt: skip
 
 

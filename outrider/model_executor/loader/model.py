@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol, TypedDict
+from typing import Literal, Protocol, TypedDict, Unpack
 
 import torch
 
@@ -130,66 +130,79 @@ class LoadedModel:
     """Pages of layers with a window, where others see everything; 0: pages are those of all layers."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """``LoadOptions`` with their defaults."""
+
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype | str = "auto"
+    page_size: int = 16
+    num_pages: int | None = None
+    kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float | None = None
+    max_model_len: int | None = None
+    load_format: LoadFormat = "safetensors"
+    progress: Progress | None = None
+    ranks: Ranks | None = None
+    attention_window: AttentionWindow | None = None
+    quantization: QuantizationName = "none"
+    kv_cache_dtype: KVCacheDtype = "auto"
+    model_impl: ModelImplementation = "auto"
+    batch_invariant: BatchInvariance = "off"
+    num_state_slots: int | None = None
+    enable_expert_parallel: bool = False
+
+
 def load_model(
     folder: Path,
     *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | str = "auto",
-    page_size: int = 16,
-    num_pages: int | None = None,
-    kv_cache_bytes: int | None = None,
-    gpu_memory_utilization: float | None = None,
-    max_model_len: int | None = None,
     max_sequences: int = DEFAULT_MAX_SEQUENCES,
     forward_tokens: int = DEFAULT_FORWARD_TOKENS,
-    load_format: LoadFormat = "safetensors",
     graph_memory_bytes: int | None = None,
-    progress: Progress | None = None,
-    ranks: Ranks | None = None,
-    attention_window: AttentionWindow | None = None,
-    quantization: QuantizationName = "none",
-    kv_cache_dtype: KVCacheDtype = "auto",
-    model_impl: ModelImplementation = "auto",
-    batch_invariant: BatchInvariance = "off",
-    num_state_slots: int | None = None,
-    enable_expert_parallel: bool = False,
+    **options: Unpack[LoadOptions],
 ) -> LoadedModel:
-    """Load a folder in the Hugging Face layout, with the options of ``LoadOptions``.
+    """Load a folder in the Hugging Face layout.
 
     ``graph_memory_bytes`` is the limit of CUDA graphs, which the cache leaves free; ``forward_tokens`` are those of the
     largest forward. ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
     """
-    config = replace(read_model_config(folder, model_impl), attention_window=attention_window)
-    if enable_expert_parallel:
+    given = _Options(**options)
+    config = replace(read_model_config(folder, given.model_impl), attention_window=given.attention_window)
+    if given.enable_expert_parallel:
         config = with_parallel_experts(config)
-    config, stored = _checked(config, folder, load_format, quantization, kv_cache_dtype=kv_cache_dtype, ranks=ranks)
-    length = choose_length(config, max_model_len)
+    config, stored = _checked(
+        config, folder, given.load_format, given.quantization, kv_cache_dtype=given.kv_cache_dtype, ranks=given.ranks
+    )
+    length = choose_length(config, given.max_model_len)
     config = config.for_length(length)
-    chosen_dtype, chosen_device = _choose_dtype(config, dtype), torch.device(device)
-    cached_dtype = _cached_dtype(kv_cache_dtype, chosen_dtype, chosen_device)
+    chosen_dtype, chosen_device = _choose_dtype(config, given.dtype), torch.device(given.device)
+    cached_dtype = _cached_dtype(given.kv_cache_dtype, chosen_dtype, chosen_device)
     with torch.inference_mode(), explaining_out_of_memory(chosen_device):
-        communicator = SINGLE_RANK if ranks is None else ranks.open_communicator(chosen_device, chosen_dtype)
+        communicator = (
+            SINGLE_RANK if given.ranks is None else given.ranks.open_communicator(chosen_device, chosen_dtype)
+        )
         communicator.shard.check(config)
         num_ranks = communicator.shard.size
         keeps_order = is_batch_invariant(
-            batch_invariant, config, chosen_dtype, chosen_device, num_ranks=num_ranks, cached_dtype=cached_dtype
+            given.batch_invariant, config, chosen_dtype, chosen_device, num_ranks=num_ranks, cached_dtype=cached_dtype
         )
         if keeps_order:
             communicator = communicator.in_rank_order()
         decoder = _load_decoder(
-            folder, config, load_format, communicator, keeps_order=keeps_order, stored=stored, progress=progress,
+            folder, config, given.load_format, communicator, keeps_order=keeps_order, stored=stored,
+            progress=given.progress,
             dtype=chosen_dtype, device=chosen_device, cached_dtype=cached_dtype,
         )  # fmt: skip
         layout = decoder.kv_cache_layout
         request = KVCacheRequest(
-            page_size, length, layout.bytes_per_token(cached_dtype.itemsize), num_pages, kv_cache_bytes,
-            gpu_memory_utilization, max_sequences, num_state_slots=num_state_slots,
+            given.page_size, length, layout.bytes_per_token(cached_dtype.itemsize), given.num_pages,
+            given.kv_cache_bytes, given.gpu_memory_utilization, max_sequences, num_state_slots=given.num_state_slots,
             slot_bytes=0 if layout.states is None else layout.states.bytes_per_slot(chosen_dtype.itemsize),
             window=window_request(layout, cached_dtype, length, forward_tokens),
         )  # fmt: skip
-        size = _choose_size(request, chosen_device, graph_memory_bytes, ranks)
+        size = _choose_size(request, chosen_device, graph_memory_bytes, given.ranks)
         return LoadedModel(
-            decoder, page_size, size.num_pages, length, cached_dtype, size.num_state_slots, size.num_window_pages
+            decoder, given.page_size, size.num_pages, length, cached_dtype, size.num_state_slots, size.num_window_pages
         )
 
 
