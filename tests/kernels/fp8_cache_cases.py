@@ -16,7 +16,7 @@ from outrider.kernels.gemv.kernel import qkv_with_rope
 from outrider.kernels.kv_store import copy_pages
 from outrider.kernels.paged_attention import DevicePlan, kernel, plan_attention, reference
 from outrider.kernels.paged_attention.chunks import ChunkTiling, attend_chunks
-from outrider.kernels.paged_attention.device_plan import Tiling
+from outrider.kernels.paged_attention.device_plan import AttentionTiling
 from outrider.kernels.paged_attention.invariant import attend_segments
 from outrider.kernels.paged_attention.segment_schedule import SegmentTiling
 from outrider.kernels.rope_and_cache import CosSin, HeadLayout
@@ -99,7 +99,9 @@ def test_attention(contexts: list[int], queries: list[int], window: int | None, 
         options: dict[str, Any] = {"scale": 0.4, "sink_logits": logits, "value_scale": value_scale}
         for budget in (1, 9):
             plan = plan_of(batch, window)
-            found = kernel.paged_attention(query, kv, plan, tiling=Tiling(16, 16, 4, 2), budget=budget, **options)
+            found = kernel.paged_attention(
+                query, kv, plan, tiling=AttentionTiling(16, 16, 4, 2), budget=budget, **options
+            )
             check(found, truth, DTYPE)
             found = attend_chunks(query, kv, plan, tiling=ChunkTiling(32, 16, 4, 3), budget=budget, **options)
             check(found, truth, DTYPE)

@@ -16,7 +16,7 @@ from outrider.kernels.fp8_linear import (
     quantize_rows,
     round_rows,
 )  # fmt: skip
-from outrider.kernels.fp8_linear.kernel import Tiling, fp8_product
+from outrider.kernels.fp8_linear.kernel import Fp8Tiling, fp8_product
 from outrider.kernels.fp8_linear.layout import Rounded
 from outrider.kernels.fp8_linear.reference import WidenedWeight
 from outrider.kernels.fp8_linear.rounding import normed_and_rounded, rounded
@@ -137,7 +137,7 @@ def test_a_row_is_the_same_with_any_others(scale_rows: int | None, out: int, siz
     whole = weight(x, None)
     for count in counts:
         assert torch.equal(weight(x[:count], None), whole[:count]), count
-    tiling = Tiling(128, 128, 8, 3)
+    tiling = Fp8Tiling(128, 128, 8, 3)
     together = fp8_product(rounded(x, rounding), matrix, None, splits=weight.splits, tiling=tiling, dtype=DTYPE)
     assert torch.equal(together, whole)
     assert not torch.equal(whole[1], whole[0])
@@ -149,7 +149,7 @@ def test_tiles_of_another_height_give_the_same_bits() -> None:
     matrix, x = matrix_of(out, size, None), rounded(random(5, size).to(DTYPE), Rounding(size))
     low, high = (
         fp8_product(x, matrix, None, splits=1, tiling=tiling, dtype=DTYPE)
-        for tiling in (Tiling(16, 64, 4, 9), Tiling(16, 128, 4, 6))
+        for tiling in (Fp8Tiling(16, 64, 4, 9), Fp8Tiling(16, 128, 4, 6))
     )
     assert torch.equal(low, high)
     assert low.any()

@@ -10,13 +10,13 @@ import torch
 
 from outrider.kernels.embedding.kernel import look_up
 from outrider.kernels.gemv import Matrix, NormedInput, reference
-from outrider.kernels.gemv.kernel import Tiling, gated, product, qkv_with_rope
+from outrider.kernels.gemv.kernel import GemvTiling, gated, product, qkv_with_rope
 from outrider.kernels.rope_and_cache import CosSin, HeadLayout
 from tests.kernels.triton_cases import DEVICE, DTYPES, INTERPRETED, NAN, _seed_and_poison, check, random
 
 __all__ = ["_seed_and_poison"]
 
-TILINGS = [Tiling(256, 1), Tiling(1 << 15, 8)]
+TILINGS = [GemvTiling(256, 1), GemvTiling(1 << 15, 8)]
 
 
 def source(tokens: int, size: int, dtype: torch.dtype, *, adds: bool) -> NormedInput:
@@ -37,7 +37,7 @@ def doubled(matrix: Matrix) -> Matrix:
 @pytest.mark.parametrize("tiling", TILINGS)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("tokens", "size", "outputs"), [(1, 64, 16), (2, 200, 21), (1, 1030, 3)])
-def test_product(tokens: int, size: int, outputs: int, bias: bool, tiling: Tiling, dtype: torch.dtype) -> None:
+def test_product(tokens: int, size: int, outputs: int, bias: bool, tiling: GemvTiling, dtype: torch.dtype) -> None:
     x, weight = random(tokens, size, dtype=dtype), random(outputs, size, dtype=dtype)
     offset = random(outputs, dtype=dtype) if bias else None
     matrix = Matrix(weight, offset)
@@ -48,7 +48,7 @@ def test_product(tokens: int, size: int, outputs: int, bias: bool, tiling: Tilin
 @pytest.mark.parametrize("tiling", TILINGS)
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize(("tokens", "size", "inner"), [(1, 64, 16), (2, 200, 13)])
-def test_gated(tokens: int, size: int, inner: int, adds: bool, tiling: Tiling, dtype: torch.dtype) -> None:
+def test_gated(tokens: int, size: int, inner: int, adds: bool, tiling: GemvTiling, dtype: torch.dtype) -> None:
     given, weight = source(tokens, size, dtype, adds=adds), random(2 * inner, size, dtype=dtype) / size**0.5
     matrix = Matrix(weight, random(2 * inner, dtype=dtype) if adds else None)
     before = given.hidden.clone()
@@ -65,7 +65,7 @@ def test_gated(tokens: int, size: int, inner: int, adds: bool, tiling: Tiling, d
 @pytest.mark.parametrize("points", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 12)] if INTERPRETED else [(4, 2, 8), (5, 1, 24)])
 def test_turned(
-    heads: int, kv_heads: int, head_dim: int, points: bool, adds: bool, tiling: Tiling, dtype: torch.dtype
+    heads: int, kv_heads: int, head_dim: int, points: bool, adds: bool, tiling: GemvTiling, dtype: torch.dtype
 ) -> None:
     layout = HeadLayout(heads, kv_heads, head_dim, 1e-5)
     size, outputs = 72, (heads + 2 * kv_heads) * head_dim

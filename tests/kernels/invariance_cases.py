@@ -32,7 +32,7 @@ from outrider.kernels.paged_attention import (
     reference,
 )
 from outrider.kernels.paged_attention import kernel as fast_attention
-from outrider.kernels.paged_attention.device_plan import Tiling
+from outrider.kernels.paged_attention.device_plan import AttentionTiling
 from outrider.kernels.paged_attention.invariant import attend_segments
 from outrider.kernels.paged_attention.segment_schedule import (
     SegmentTiling,
@@ -369,7 +369,7 @@ def test_attention_whose_parts_follow_the_rows_is_found() -> None:
     """Negative control: the other mode's kernel."""
     text = Text(LENGTH)
     plan, kv, query = text.inputs([(LENGTH, 1)])
-    tiling = Tiling(16, 16, 4, 2)
+    tiling = AttentionTiling(16, 16, 4, 2)
     found = [fast_attention.paged_attention(query, kv, plan, tiling=tiling, budget=budget) for budget in (1, 3)]
     assert not torch.equal(*found)
 

@@ -24,8 +24,7 @@ from outrider.kernels.launching import launches_early, num_processors
 from outrider.kernels.linear import few_rows, prepare_weight, split_k, stream_k
 from outrider.kernels.linear.few_rows import FewRowsWeight, can_tma, choose_tiling, fills_with_stream_k, num_splits
 from outrider.kernels.linear.selection import gate_tiling, split_tiling, stream_k_tiling
-from outrider.kernels.linear.skinny import Tiling as ProductTiling
-from outrider.kernels.linear.skinny import skinny_product
+from outrider.kernels.linear.skinny import SkinnyTiling, skinny_product
 from outrider.kernels.paged_attention import (
     DevicePlan,
     kernel,
@@ -36,7 +35,7 @@ from outrider.kernels.paged_attention import (
     reference,
 )
 from outrider.kernels.paged_attention.chunks import ChunkTiling, attend_chunks, takes_chunks
-from outrider.kernels.paged_attention.device_plan import Tiling, num_counters, share_keys
+from outrider.kernels.paged_attention.device_plan import AttentionTiling, num_counters, share_keys
 from outrider.kernels.paged_attention.schedule import make_schedule
 from outrider.kernels.rms_norm.kernel import TritonNorm
 from outrider.kernels.room import empty_rows, with_room
@@ -241,7 +240,7 @@ def test_attention(
         frame = BatchFrame(page_size, (window,), counters)
         plan = unpack(torch.from_numpy(pack(batch, shape)).to(DEVICE), shape, frame, 0).groups[0].plan
         assert isinstance(plan, DevicePlan)
-        tiling = Tiling(16, 16, 4, 2) if INTERPRETED else None
+        tiling = AttentionTiling(16, 16, 4, 2) if INTERPRETED else None
         rows = torch.cat((query, query.new_full((shape.num_tokens - len(query), heads, head_dim), NAN)))
         found = kernel.paged_attention(rows, kv, plan, tiling=tiling, budget=budget, **options)
         check(found[: len(query)], truth, dtype)
@@ -363,7 +362,7 @@ def test_a_schedule_cuts_what_is_longer_than_its_share(
     assert isinstance(plan, DevicePlan)
     sharing = share_keys(
         plan.rows, num_tokens=shape.num_tokens, num_heads=4, num_kv_heads=1, head_dim=16, dtype=torch.float16,
-        num_processors=8, tiling=Tiling(16, 16, 4, 2), budget=budget,
+        num_processors=8, tiling=AttentionTiling(16, 16, 4, 2), budget=budget,
     )  # fmt: skip
     counts, first_queries, positions, pages, tiles, parts, cuts, cut_tiles = make_schedule(plan, sharing, 4).cpu()
     is_part = counts > 0
@@ -421,7 +420,9 @@ def test_a_window_with_sinks(contexts: list[int], queries: list[int], window: in
     )
     truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain)
     for budget in (1, 9):
-        check(kernel.paged_attention(query, kv, plan, tiling=Tiling(16, 16, 4, 2), budget=budget), truth, dtype)
+        check(
+            kernel.paged_attention(query, kv, plan, tiling=AttentionTiling(16, 16, 4, 2), budget=budget), truth, dtype
+        )
         check(attend_chunks(query, kv, plan, tiling=ChunkTiling(32, 16, 4, 3), budget=budget), truth, dtype)
     assert not counters.any()
 
@@ -476,7 +477,7 @@ def test_skinny_product(tokens: int, size: int, outputs: int, splits: int, bias:
     x, weight = random(tokens, size, dtype=dtype), random(outputs, size, dtype=dtype)
     offset = random(outputs, dtype=dtype) if bias else None
     counters = torch.zeros(64, dtype=torch.int32, device=DEVICE)
-    tiling = ProductTiling(16 if INTERPRETED else 64, 32, splits, 4, 3, 64)
+    tiling = SkinnyTiling(16 if INTERPRETED else 64, 32, splits, 4, 3, 64)
     expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
     for _ in range(2):
         check(skinny_product(x, weight, offset, counters, tiling), expected, dtype)

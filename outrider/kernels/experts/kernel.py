@@ -137,7 +137,7 @@ def _grouped_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
+class ExpertTiling:
     """Tile sizes; they do not change a bit."""
 
     width: int
@@ -148,24 +148,24 @@ class Tiling:
 
 
 _TILINGS = (
-    (8, Tiling(16, 128, 4, 4)),
-    (24, Tiling(32, 128, 8, 4)),
-    (48, Tiling(64, 128, 8, 3)),
-    (1 << 62, Tiling(128, 128, 8, 3)),
+    (8, ExpertTiling(16, 128, 4, 4)),
+    (24, ExpertTiling(32, 128, 8, 4)),
+    (48, ExpertTiling(64, 128, 8, 3)),
+    (1 << 62, ExpertTiling(128, 128, 8, 3)),
 )
 """(most pairs of an expert on average, tiling), found with experts of 2048 x 768 on an H100."""
 
 _MXFP4_TILINGS = {
-    16: Tiling(16, 64, 4, 5),
-    32: Tiling(32, 128, 8, 4),
-    64: Tiling(32, 128, 4, 4),
-    128: Tiling(32, 128, 4, 4),
+    16: ExpertTiling(16, 64, 4, 5),
+    32: ExpertTiling(32, 128, 8, 4),
+    64: ExpertTiling(32, 128, 4, 4),
+    128: ExpertTiling(32, 128, 4, 4),
 }
 """Tilings of MXFP4 weights by the pairs of a tile, which several programs share; found with experts of 2880 x 2880."""
 
 
-def tiling_of(num_pairs: int, num_experts: int) -> Tiling:
-    """Tiling for a number of pairs."""
+def tiling_of(num_pairs: int, num_experts: int) -> ExpertTiling:
+    """ExpertTiling for a number of pairs."""
     return next(tiling for most, tiling in _TILINGS if num_pairs <= most * num_experts)
 
 
@@ -229,7 +229,7 @@ class TritonExperts(ExpertWeight):
             enable_fp_fusion=scales is None or is_mxfp4, **launch_options(out),
         )  # fmt: skip
 
-    def _stages(self, tiling: Tiling) -> int:
+    def _stages(self, tiling: ExpertTiling) -> int:
         """Tiles that are loaded ahead, as many as shared memory holds."""
         row_bytes = BLOCK_K if self._is_mxfp4 else BLOCK_K * self._weight.dtype.itemsize
         tile_bytes = tiling.block_n * row_bytes + BLOCK_K * tiling.width * _MOST_INPUT_BYTES

@@ -108,7 +108,7 @@ def _fp8_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
+class Fp8Tiling:
     """Tile sizes for a number of rows; they do not change the result."""
 
     width: int
@@ -124,7 +124,7 @@ def fp8_product(
     bias: torch.Tensor | None,
     *,
     splits: int,
-    tiling: Tiling,
+    tiling: Fp8Tiling,
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
     """``x`` [T, K] by the ``matrix`` [N, K]: [T, N] of ``dtype``, or float32 parts [splits, T, N] where it is None."""

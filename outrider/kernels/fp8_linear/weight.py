@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from outrider.kernels.fp8_linear.contract import Gate, PreparedFp8Weight
-from outrider.kernels.fp8_linear.kernel import BLOCK_K, Tiling, fp8_product
+from outrider.kernels.fp8_linear.kernel import BLOCK_K, Fp8Tiling, fp8_product
 from outrider.kernels.fp8_linear.layout import Fp8Matrix, Rounded, Rounding
 from outrider.kernels.fp8_linear.library import library_product, library_takes
 from outrider.kernels.fp8_linear.rounding import normed_and_rounded, rounded
@@ -25,26 +25,26 @@ _LEAST_BLOCKS = 8
 """Blocks of K in a part."""
 _FILLED = 0.7
 """Programs for each multiprocessor at least."""
-_FEW: tuple[tuple[int, Tiling], ...] = (
-    (16, Tiling(16, 64, 4, 9)),
-    (32, Tiling(32, 64, 4, 6)),
-    (64, Tiling(64, 64, 4, 4)),
-    (128, Tiling(64, 128, 8, 5)),
+_FEW: tuple[tuple[int, Fp8Tiling], ...] = (
+    (16, Fp8Tiling(16, 64, 4, 9)),
+    (32, Fp8Tiling(32, 64, 4, 6)),
+    (64, Fp8Tiling(64, 64, 4, 4)),
+    (128, Fp8Tiling(64, 128, 8, 5)),
 )
-_MANY: tuple[tuple[int, Tiling], ...] = (
-    (16, Tiling(16, 64, 4, 9)),
-    (32, Tiling(32, 64, 4, 4)),
-    (64, Tiling(64, 64, 4, 4)),
-    (128, Tiling(128, 64, 4, 4)),
+_MANY: tuple[tuple[int, Fp8Tiling], ...] = (
+    (16, Fp8Tiling(16, 64, 4, 9)),
+    (32, Fp8Tiling(32, 64, 4, 4)),
+    (64, Fp8Tiling(64, 64, 4, 4)),
+    (128, Fp8Tiling(128, 64, 4, 4)),
 )
 """(most rows, tiling) of weights with few and with many rows, found by trying products of an 8B shape on an H100."""
-_UNEVEN = Tiling(16, 128, 4, 6)
+_UNEVEN = Fp8Tiling(16, 128, 4, 6)
 """Tiling of up to 16 rows where tiles of 64 leave few for a last round of the multiprocessors: one row takes products
 of a 32B shape .85 of the time on an H200."""
 _LAST_ROUND = 0.3
 """Share of the multiprocessors that few tiles are below."""
-_LARGE, _LARGE_PARTS = Tiling(128, 128, 4, 3), Tiling(128, 128, 8, 4)
-_GROUPS: tuple[tuple[int, Tiling], ...] = ((256, Tiling(128, 64, 4, 4)), (1 << 62, Tiling(128, 64, 4, 3)))
+_LARGE, _LARGE_PARTS = Fp8Tiling(128, 128, 4, 3), Fp8Tiling(128, 128, 8, 4)
+_GROUPS: tuple[tuple[int, Fp8Tiling], ...] = ((256, Fp8Tiling(128, 64, 4, 4)), (1 << 62, Fp8Tiling(128, 64, 4, 3)))
 """Tilings for more rows; with several parts of K, or scales of groups, a program has registers for fewer."""
 
 

@@ -206,7 +206,7 @@ def _qkv_rope_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
+class GemvTiling:
     """Tile sizes of a product."""
 
     num_elements: int
@@ -214,12 +214,12 @@ class Tiling:
     num_warps: int
 
 
-def choose_tiling(size: int) -> Tiling:
+def choose_tiling(size: int) -> GemvTiling:
     """Choose tile sizes for a weight [N, size]; measured in whole draft loops of a 1B shape on an H200."""
-    return Tiling(1 << 14, 4 if size <= _SHORT else 8)
+    return GemvTiling(1 << 14, 4 if size <= _SHORT else 8)
 
 
-def product(x: torch.Tensor, matrix: Matrix, *, tiling: Tiling | None = None) -> torch.Tensor:
+def product(x: torch.Tensor, matrix: Matrix, *, tiling: GemvTiling | None = None) -> torch.Tensor:
     """See the contract."""
     (num_tokens, size), num_rows = x.shape, matrix.weight.shape[0]
     tiling = tiling or choose_tiling(size)
@@ -233,7 +233,9 @@ def product(x: torch.Tensor, matrix: Matrix, *, tiling: Tiling | None = None) ->
     return y
 
 
-def gated(source: NormedInput, matrix: Matrix, *, tiling: Tiling | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def gated(
+    source: NormedInput, matrix: Matrix, *, tiling: GemvTiling | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """See the contract."""
     hidden, (num_tokens, size), num_rows = source.hidden, source.hidden.shape, matrix.weight.shape[0] // 2
     tiling = tiling or choose_tiling(size)
@@ -257,7 +259,7 @@ def qkv_with_rope(
     *,
     cos_sin: CosSin,
     heads: HeadLayout,
-    tiling: Tiling | None = None,
+    tiling: GemvTiling | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the contract."""
     hidden, (num_tokens, size) = source.hidden, source.hidden.shape
@@ -278,7 +280,7 @@ def qkv_with_rope(
     return total, query
 
 
-def _blocks(tiling: Tiling, size: int, num_parts: int) -> tuple[int, int]:
+def _blocks(tiling: GemvTiling, size: int, num_parts: int) -> tuple[int, int]:
     """Rows of each of a program's parts, and columns."""
     block_k = triton.next_power_of_2(size)
     return max(1, tiling.num_elements // block_k // num_parts), block_k

@@ -15,7 +15,7 @@ from outrider.kernels.gemv.kernel import product
 from outrider.kernels.launching import launches_early, num_processors, shared_bytes
 from outrider.kernels.linear import selection, split_k, stream_k
 from outrider.kernels.linear.contract import PreparedWeight
-from outrider.kernels.linear.skinny import Tiling, skinny_product
+from outrider.kernels.linear.skinny import SkinnyTiling, skinny_product
 from outrider.kernels.room import with_room
 
 _MOST_ROWS = 16
@@ -92,17 +92,17 @@ def can_tma(weight: torch.Tensor) -> bool:
     return weight.data_ptr() % _ALIGNED_BYTES == 0 and row_bytes % _ALIGNED_BYTES == 0
 
 
-def choose_tiling(out_features: int, num_processors: int) -> Tiling:
-    """Tiling of ``skinny``: K is split where that gives nearly every multiprocessor one part.
+def choose_tiling(out_features: int, num_processors: int) -> SkinnyTiling:
+    """SkinnyTiling of ``skinny``: K is split where that gives nearly every multiprocessor one part.
 
     The numbers were measured in whole forwards of 1B and 8B shapes on an H200.
     """
     tiles = triton.cdiv(out_features, _BLOCK_N)
     if _nearly_all(4 * tiles, num_processors):
-        return Tiling(_BLOCK_N, 128, 4, 4, 4, 512)
+        return SkinnyTiling(_BLOCK_N, 128, 4, 4, 4, 512)
     if _nearly_all(2 * tiles, num_processors):
-        return Tiling(_BLOCK_N, 256, 2, 4, 3, 0)
-    return Tiling(_BLOCK_N, 128, 1, 4, 5, 256)
+        return SkinnyTiling(_BLOCK_N, 256, 2, 4, 3, 0)
+    return SkinnyTiling(_BLOCK_N, 128, 1, 4, 5, 256)
 
 
 def num_splits(out_features: int, num_processors: int) -> int | None:

@@ -88,8 +88,8 @@ def _skinny_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
-    """Tiling of a product."""
+class SkinnyTiling:
+    """SkinnyTiling of a product."""
 
     block_n: int
     block_k: int
@@ -100,7 +100,7 @@ class Tiling:
 
 
 def skinny_product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, counters: torch.Tensor, tiling: Tiling
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, counters: torch.Tensor, tiling: SkinnyTiling
 ) -> torch.Tensor:
     """``x`` [T, K] of few rows by ``weight`` [N, K]; ``counters`` [N / block_n] int32 are zero, and zero after."""
     num_tokens, size = x.shape

@@ -78,7 +78,7 @@ def can_take_chunks(dtype: torch.dtype, head_dim: int, device: torch.device) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
+class AttentionTiling:
     """Tile sizes of a launch."""
 
     block_m: int
@@ -91,7 +91,7 @@ class Tiling:
 class KeySharing:
     """Distribution of the keys of a decoding batch over programs."""
 
-    tiling: Tiling
+    tiling: AttentionTiling
     budget: int
     """Parts, for each KV head, of about equal length."""
     num_parts: int
@@ -114,7 +114,7 @@ def share_keys(
     head_dim: int,
     dtype: torch.dtype,
     num_processors: int,
-    tiling: Tiling | None = None,
+    tiling: AttentionTiling | None = None,
     budget: int | None = None,
 ) -> KeySharing:
     """Plan for any batch of ``rows``; ``tiling`` and ``budget`` are chosen unless they are given."""
@@ -129,22 +129,22 @@ def share_keys(
     return KeySharing(tiling, budget, budget + budget // 3 + 1 + num_tiles)
 
 
-def choose_tiling(folded: int, num_rows: int, head_dim: int, dtype: torch.dtype) -> Tiling:
+def choose_tiling(folded: int, num_rows: int, head_dim: int, dtype: torch.dtype) -> AttentionTiling:
     """``folded`` are the queries of the largest row times the heads of a group. Found best by trying on an H200."""
     block_m = _FEWEST_ROWS
     while block_m < min(folded, _MOST_ROWS):
         block_m *= 2
     if head_dim > _WIDE_HEAD:
-        return Tiling(min(block_m, 32), 64 // dtype.itemsize, 4, 2)
+        return AttentionTiling(min(block_m, 32), 64 // dtype.itemsize, 4, 2)
     if dtype == torch.float32:
-        return Tiling(min(block_m, 32), 32, 4, 2)
+        return AttentionTiling(min(block_m, 32), 32, 4, 2)
     if num_rows == 1 and block_m < _MOST_ROWS:
         # Two stages leave shared memory to the product behind it: a drafted token of a 1B takes 0.06 ms less.
-        return Tiling(block_m, 128, 4, 2)
+        return AttentionTiling(block_m, 128, 4, 2)
     if block_m > _FEWEST_ROWS:
-        return Tiling(block_m, 64, 4, 3)
+        return AttentionTiling(block_m, 64, 4, 3)
     # Deep where few programs share a processor, and many of them where there are enough.
-    return Tiling(block_m, 64, 4, 4 if num_rows <= _MANY_ROWS else 2)
+    return AttentionTiling(block_m, 64, 4, 4 if num_rows <= _MANY_ROWS else 2)
 
 
 def num_counters(num_processors: int) -> int:

@@ -23,7 +23,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from outrider.kernels.launching import launch_options, num_processors
-from outrider.kernels.paged_attention.device_plan import DevicePlan, KeySharing, Tiling, share_keys
+from outrider.kernels.paged_attention.device_plan import AttentionTiling, DevicePlan, KeySharing, share_keys
 from outrider.kernels.paged_attention.schedule import make_schedule
 from outrider.kernels.paged_attention.tiles import attend_tile
 from outrider.kernels.room import empty_rows
@@ -141,7 +141,7 @@ def paged_attention(
     softcap: float | None = None,
     sink_logits: torch.Tensor | None = None,
     value_scale: float | None = None,
-    tiling: Tiling | None = None,
+    tiling: AttentionTiling | None = None,
     budget: int | None = None,
 ) -> torch.Tensor:
     """Attend ``query`` [T, H, D] over ``kv`` [S, 2, H_kv, D], with ``sink_logits`` [H] float32 or None; returns
@@ -183,7 +183,7 @@ def _sharing(
     num_kv_heads: int,
     head_dim: int,
     dtype: torch.dtype,
-    tiling: Tiling | None = None,
+    tiling: AttentionTiling | None = None,
     budget: int | None = None,
 ) -> KeySharing:
     return share_keys(
