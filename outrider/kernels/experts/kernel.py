@@ -165,7 +165,7 @@ _MXFP4_TILINGS = {
 
 
 def tiling_of(num_pairs: int, num_experts: int) -> ExpertTiling:
-    """ExpertTiling for a number of pairs."""
+    """Tiling for a number of pairs."""
     return next(tiling for most, tiling in _TILINGS if num_pairs <= most * num_experts)
 
 

@@ -93,7 +93,7 @@ def can_tma(weight: torch.Tensor) -> bool:
 
 
 def choose_tiling(out_features: int, num_processors: int) -> SkinnyTiling:
-    """SkinnyTiling of ``skinny``: K is split where that gives nearly every multiprocessor one part.
+    """Tiling of ``skinny``: K is split where that gives nearly every multiprocessor one part.
 
     The numbers were measured in whole forwards of 1B and 8B shapes on an H200.
     """

@@ -89,7 +89,7 @@ def _skinny_kernel(
 
 @dataclass(frozen=True, slots=True)
 class SkinnyTiling:
-    """SkinnyTiling of a product."""
+    """Tiling of a product."""
 
     block_n: int
     block_k: int

@@ -145,7 +145,7 @@ def _attend_chunks_kernel(
 
 @dataclass(frozen=True, slots=True)
 class ChunkTiling:
-    """AttentionTiling of a launch."""
+    """Tiling of a launch."""
 
     large_m: int
     block_n: int
