@@ -22,7 +22,7 @@ from outrider.serving.in_process.engine_thread import OnFailure
 from outrider.serving.in_process.plane_host import NoPlanes
 from outrider.serving.in_process.service import InProcessService
 from outrider.serving.session import UNBOUNDED, Limits, SessionLimits
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PREFILL_BESIDE, TokenBudget
 from outrider.transport.channel_streams import call_target
 from outrider.transport.security import link_security
@@ -141,7 +141,7 @@ def build_core(
         sessions=session_limits,
     )
     budget = TokenBudget(max_batched_tokens, max_prefill_beside)
-    return EngineCore(SessionTable(served.sequences, limits), served.executor, budget, references=planes)
+    return EngineCore(SessionRegistry(served.sequences, limits), served.executor, budget, references=planes)
 
 
 def _open_planes(settings: DraftSettings) -> DraftPlanes:

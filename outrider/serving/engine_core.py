@@ -1,6 +1,6 @@
 """Engine core of a service: commands in, one step at a time, events out.
 
-A step schedules a batch, executes it and processes its outputs. ``InputProcessor`` turns commands into requests,
+A step schedules a batch, executes it and processes its outputs. ``CommandProcessor`` turns commands into requests,
 ``Scheduler`` chooses the batch, the service's ``Executor`` computes it, ``OutputProcessor`` makes messages of the
 answers. Deterministic and without threads: ``outrider.serving.in_process`` gives it one. Knows no models, devices and
 transports.
@@ -19,15 +19,15 @@ from outrider.ports import EventBatch, Open, Prepare, Rejected, Release
 from outrider.proposal_channel.pushes import ChainStart, Pushes
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import Recorder
+from outrider.serving.command_processor import CommandProcessor
 from outrider.serving.decode.steps import DecodeBatches
 from outrider.serving.executor import EventT, Executor, ItemT, JobT, References
 from outrider.serving.idle_sessions import IdleSessions
-from outrider.serving.input_processor import InputProcessor
 from outrider.serving.output_processor import Messages, OutputProcessor
 from outrider.serving.request import AnyRequest, Batch, FinishedBatch
 from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import SequenceT, Session, SessionKey
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.stats import ServiceStats
 from outrider.serving.timer_slack import POLL_INTERVAL_S
 from outrider.serving.token_budget import TokenBudget
@@ -47,7 +47,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     def __init__(
         self,
-        sessions: SessionTable[SequenceT],
+        sessions: SessionRegistry[SequenceT],
         executor: Executor[SequenceT, ItemT, JobT, EventT],
         budget: TokenBudget | None = None,
         *,
@@ -85,7 +85,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             stats=stats,
             clock=clock,
         )
-        self._inputs = InputProcessor(
+        self._inputs = CommandProcessor(
             sessions, executor, self.scheduler, self._outputs, stats, references=references, touch=self._touch
         )
         self.decode = DecodeBatches(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Generic
 
 from outrider.serving.session import SequenceT, SessionKey
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 
 _log = logging.getLogger(__name__)
 
@@ -21,15 +21,15 @@ class IdleSessions(Generic[SequenceT]):
 
     def __init__(
         self,
-        session_table: SessionTable[SequenceT],
+        session_registry: SessionRegistry[SequenceT],
         *,
         is_busy: Callable[[SessionKey], bool],
         end: Callable[[SessionKey], None],
         clock: Callable[[], int],
     ) -> None:
         """``is_busy`` says whether a session waits for an answer; ``clock`` gives nanoseconds."""
-        self._session_table = session_table
-        timeout_s = session_table.session_limits.idle_timeout_s
+        self._session_registry = session_registry
+        timeout_s = session_registry.session_limits.idle_timeout_s
         self._timeout_ns = None if timeout_s is None else round(timeout_s * _NANOSECONDS)
         self._is_busy, self._end, self._clock = is_busy, end, clock
         self._next_ns = 0
@@ -37,7 +37,7 @@ class IdleSessions(Generic[SequenceT]):
     @property
     def next_check_s(self) -> float | None:
         """Seconds until the next check; None without sessions."""
-        if self._timeout_ns is None or not len(self._session_table):
+        if self._timeout_ns is None or not len(self._session_registry):
             return None
         return max(0, self._next_ns - self._clock()) / _NANOSECONDS
 
@@ -48,7 +48,7 @@ class IdleSessions(Generic[SequenceT]):
         now = self._clock()
         self._next_ns = now + self._timeout_ns // _CHECKS_PER_TIMEOUT
         idle = []
-        for session in self._session_table.sessions():
+        for session in self._session_registry.sessions():
             if self._is_busy(session.key):
                 session.used_ns = now
             elif now - session.used_ns >= self._timeout_ns:

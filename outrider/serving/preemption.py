@@ -18,7 +18,7 @@ from outrider.serving.executor import Executor
 from outrider.serving.lookahead import Lookahead
 from outrider.serving.request import RequestQueue, ScheduledTokens
 from outrider.serving.session import Session, SessionKey
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.token_budget import Job
 
 _MOST_AHEAD = 66
@@ -35,7 +35,7 @@ class PageBudget:
 
     def __init__(
         self,
-        sessions: SessionTable[Any],
+        sessions: SessionRegistry[Any],
         executor: Executor[Any, Any, Any, Any],
         queue: RequestQueue,
         lookahead: Lookahead,

@@ -23,7 +23,7 @@ from outrider.serving.lookahead import Lookahead
 from outrider.serving.preemption import PageBudget
 from outrider.serving.request import AnyRequest, Batch, RequestQueue, RequestStatus, ScheduledTokens
 from outrider.serving.session import Session, SessionKey
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.stats import ServiceStats
 from outrider.serving.token_budget import (
     LONGEST_ABSENCE_NS,
@@ -48,7 +48,7 @@ class Scheduler:
 
     def __init__(
         self,
-        sessions: SessionTable[Any],
+        sessions: SessionRegistry[Any],
         executor: Executor[Any, Any, Any, Any],
         budget: TokenBudget,
         *,

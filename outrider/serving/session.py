@@ -1,6 +1,6 @@
 """Session: one request's state in a service, the sequence that it holds, and the limits that it is opened within.
 
-Knows the fields of ``Open`` and their bounds. Which sessions are open is ``outrider.serving.session_table``'s; what
+Knows the fields of ``Open`` and their bounds. Which sessions are open is ``outrider.serving.session_registry``'s; what
 their tokens lead to is the executor's, and where KV lies the ``SequenceStore``'s.
 """
 

@@ -27,7 +27,7 @@ from outrider.serving.engine_core import EngineCore
 from outrider.serving.in_process.engine_thread import OnFailure
 from outrider.serving.in_process.service import InProcessService
 from outrider.serving.session import UNBOUNDED, Limits, SessionLimits
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PREFILL_BESIDE, TokenBudget
 from outrider.structured_output import GrammarCompiler
 from outrider.types import JudgingRule, ModelDescription, SamplingParams, StepCost
@@ -152,7 +152,7 @@ def build_core(
         sessions=session_limits,
     )
     return EngineCore(
-        SessionTable(runner.sequences, limits),
+        SessionRegistry(runner.sequences, limits),
         TargetExecutor(runner, planes),
         TokenBudget(max_batched_tokens, max_prefill_beside, adapts_chunks=runner.device.type == "cuda"),
         lookahead=computes_ahead,

@@ -11,7 +11,7 @@ from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Limits, Session
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.token_budget import TokenBudget
 from outrider.types import JudgingRule, SamplingParams
 from outrider_draft.texts import PlainSequence, PlainSequences
@@ -58,7 +58,7 @@ class _Rig:
         self.forward_ms = forward_ms
         limits = Limits(vocab_size=10, max_model_len=LENGTH + 1, trims=True)
         self.core = EngineCore(
-            SessionTable(PlainSequences(), limits),
+            SessionRegistry(PlainSequences(), limits),
             self.executor,
             TokenBudget(ALONE, BESIDE, adapts_chunks=adapts_chunks),
             clock=lambda: self.now_ms * MILLISECOND,

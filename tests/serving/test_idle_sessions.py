@@ -9,7 +9,7 @@ import pytest
 from outrider.ports import Open, Proposal, Refused, Release, SessionLost
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.session import Limits, SessionLimits
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider_draft.proposers.text.ngram import NgramProposer
 from outrider_draft.proposers.text.text_executor import TextExecutor
 from outrider_draft.texts import PlainSequences
@@ -29,7 +29,7 @@ class Clock:
 def drive(clock: Clock, *, max_per_link: int | None = None, idle_timeout_s: float | None = 60.0) -> Driver:
     limits = Limits(0, 1000, trims=True, sessions=SessionLimits(max_per_link, idle_timeout_s))
     proposer = TextExecutor(NgramProposer(min_n=1, max_n=2))
-    core: EngineCore[Any, Any, Any, Any] = EngineCore(SessionTable(PlainSequences(), limits), proposer, clock=clock)
+    core: EngineCore[Any, Any, Any, Any] = EngineCore(SessionRegistry(PlainSequences(), limits), proposer, clock=clock)
     return Driver(core)
 
 

@@ -10,7 +10,7 @@ from outrider.recording import AnyRecord, ItemRecord
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Limits, Session
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.telemetry.tracing import names
 from outrider.telemetry.tracing.service_spans import item_spans
 from outrider.types import JudgingRule, SamplingParams
@@ -73,8 +73,8 @@ class _Executor(Executor[PlainSequence, Extend, _Job, Proposal]):
 
 def test_each_stage_lies_between_two_readings_of_the_clock() -> None:
     clock = _Clock()
-    session_table = SessionTable(PlainSequences(), Limits(vocab_size=10, max_model_len=10, trims=True))
-    core = EngineCore(session_table, _Executor(clock), clock=clock)
+    session_registry = SessionRegistry(PlainSequences(), Limits(vocab_size=10, max_model_len=10, trims=True))
+    core = EngineCore(session_registry, _Executor(clock), clock=clock)
     recorder = core.recorder = _Recorder()
     opening = Open(1, 1, SamplingParams(), 0, JudgingRule.REJECTION, 1, 5, 10)
     core.handle(1, [opening, Extend(1, 2, 0, EMPTY_PREFIX, (3,), 1, trace_parent=PARENT)])

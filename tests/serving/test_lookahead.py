@@ -14,7 +14,7 @@ from outrider.serving.decode.lookahead_step import LookaheadStep
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
 from outrider.serving.session import Limits, Session
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.token_budget import TokenBudget
 from outrider.types import JudgingRule, SamplingParams, TokenScores
 from outrider_draft.texts import PlainSequence, PlainSequences
@@ -133,7 +133,7 @@ class _Rig:
     def __init__(self, *, lookahead: bool = True, max_batched_tokens: int = 512) -> None:
         self.executor, self.texts = _Executor(), PlainSequences()
         self.core = EngineCore(
-            SessionTable(self.texts, Limits(vocab_size=1000, max_model_len=LENGTH, trims=False)),
+            SessionRegistry(self.texts, Limits(vocab_size=1000, max_model_len=LENGTH, trims=False)),
             self.executor,
             TokenBudget(max_batched_tokens),
             lookahead=lookahead,

@@ -9,7 +9,7 @@ from outrider.serving.decode.lookahead_step import LookaheadStep
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import InFlightForward, QueuedForward
 from outrider.serving.session import Limits
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.token_budget import TokenBudget
 from outrider_target.executor import TargetExecutor
 from outrider_target.jobs import ScoreJob
@@ -38,4 +38,4 @@ def lookahead_core(executor: AsyncTargetExecutor, **budget: Any) -> TargetCore:
     """A core that computes ahead with it."""
     runner = executor.runner
     limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=False)
-    return EngineCore(SessionTable(runner.sequences, limits), executor, TokenBudget(**budget), lookahead=True)
+    return EngineCore(SessionRegistry(runner.sequences, limits), executor, TokenBudget(**budget), lookahead=True)

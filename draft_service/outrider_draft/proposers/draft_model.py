@@ -28,7 +28,7 @@ from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.model_executor.cost_profile import profile_draft
 from outrider.model_executor.device_lock import device_lock
 from outrider.model_executor.distributed.runner import open_runner
-from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftMetadata, DraftRow
+from outrider.model_executor.draft_loop import MAX_STEPS, MAX_UNCOMPUTED_TOKENS, DraftMetadata, DraftRow
 from outrider.model_executor.draft_loop.batched import DraftBatch
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
@@ -200,7 +200,7 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         with more text than a loop takes in draw beside the others, not after them.
         """
         looped = [job for job, share in batch if job.metadata and share == job.num_left]
-        brief = {id(job) for job in looped if job.num_left <= MAX_CATCH_UP}
+        brief = {id(job) for job in looped if job.num_left <= MAX_UNCOMPUTED_TOKENS}
         forwarded = [(job, _leave_last(job, share)) for job, share in batch if id(job) not in brief]
         drawing = [job for job, share in forwarded if share == job.num_left and job.draft_length]
         masks = {id(job): _masks_of(job) for job in drawing if job.sampling.open.sampling.grammar is not None}
@@ -269,7 +269,7 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         longest, most = max(counts), max(lengths)
         is_sound = (
             1 <= min(lengths) <= most <= MAX_STEPS
-            and 1 <= min(counts) <= longest <= MAX_CATCH_UP
+            and 1 <= min(counts) <= longest <= MAX_UNCOMPUTED_TOKENS
             and len(lengths) <= self.max_rows
             and 0 <= min(ids) <= max(ids) < self.runner.config.vocab_size
             and max(batched.draft_lengths.tolist()) <= MAX_DRAFT_LENGTH

@@ -33,7 +33,7 @@ from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.in_process.service import InProcessService
 from outrider.serving.session import Limits, Session
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.types import ModelDescription, SparseEvidence, SparseScores, TokenScores
 from outrider_draft.texts import PlainSequence, PlainSequences
 
@@ -222,7 +222,7 @@ def make_draft(*, busy_s: float, acceptance: float, note: Note) -> InProcessServ
     executor: StandInExecutor[Extend, Proposal] = StandInExecutor(
         lambda job: propose(job, acceptance), busy_s=busy_s, note=note
     )
-    return InProcessService(EngineCore(new_session_table(), executor), describe_stand_in("draft"))
+    return InProcessService(EngineCore(new_session_registry(), executor), describe_stand_in("draft"))
 
 
 def make_target(
@@ -232,12 +232,12 @@ def make_target(
     executor: StandInExecutor[Score, Scores] = StandInExecutor(
         lambda job: score(job, acceptance), busy_s=busy_s, note=note
     )
-    return InProcessService(EngineCore(new_session_table(), executor), describe_stand_in("target", max_model_len))
+    return InProcessService(EngineCore(new_session_registry(), executor), describe_stand_in("target", max_model_len))
 
 
-def new_session_table() -> SessionTable[PlainSequence]:
+def new_session_registry() -> SessionRegistry[PlainSequence]:
     """Sessions without KV."""
-    return SessionTable(PlainSequences(), Limits(VOCAB_SIZE, MAX_MODEL_LEN, trims=False))
+    return SessionRegistry(PlainSequences(), Limits(VOCAB_SIZE, MAX_MODEL_LEN, trims=False))
 
 
 def describe_stand_in(role: str, max_model_len: int = MAX_MODEL_LEN) -> ModelDescription:

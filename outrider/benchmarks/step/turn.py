@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import uvloop
 
-from outrider.benchmarks.step.stand_in import StandInExecutor, describe_stand_in, new_session_table, propose, score
+from outrider.benchmarks.step.stand_in import StandInExecutor, describe_stand_in, new_session_registry, propose, score
 from outrider.config import CoordinatorSettings
 from outrider.demo import TARGET
 from outrider.generation import GenerationRequest
@@ -358,7 +358,7 @@ class TimedCore(EngineCore[Any, Any, Any, Any]):
     executor: TimedExecutor
 
     def __init__(self, executor: TimedExecutor, times: StepTimes) -> None:
-        super().__init__(new_session_table(), executor)
+        super().__init__(new_session_registry(), executor)
         self.executor, self.times = executor, times
 
 

@@ -38,7 +38,7 @@ from outrider.recording import Recorder
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import ExecutorOutput
 from outrider.serving.session import Limits
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.telemetry.tracing import Tracing
 from outrider.types import AcceptanceMethod, SamplingParams
 from outrider_coordinator.acceptance import JudgeRules
@@ -102,8 +102,8 @@ class Rig:
         loop = SessionLoop(plan, DraftLengthPolicy(DRAFT_LENGTH), draft=DraftFacts())
         request = GenerationRequest(prompt_token_ids=plan.prompt_token_ids, trace_parent=caller)
         self.request_state = RequestState(loop, trace=traces.begin(request))
-        self._target: TargetCore = EngineCore(_session_table(), _AtOnce(lambda job: score(job, ACCEPTANCE)))
-        self._draft: DraftCore = EngineCore(_session_table(), _AtOnce(lambda job: propose(job, ACCEPTANCE)))
+        self._target: TargetCore = EngineCore(_session_registry(), _AtOnce(lambda job: score(job, ACCEPTANCE)))
+        self._draft: DraftCore = EngineCore(_session_registry(), _AtOnce(lambda job: propose(job, ACCEPTANCE)))
         self._target.recorder, self._draft.recorder = tracings.target, tracings.draft
         self._to_target: list[TargetCommand] = []
         self._to_draft: list[DraftCommand] = []
@@ -178,8 +178,8 @@ def _serve(core: DraftCore | TargetCore, commands: list[Any]) -> list[EventBatch
     return [batch for _, batch in answers]
 
 
-def _session_table() -> SessionTable[PlainSequence]:
-    return SessionTable(PlainSequences(), Limits(VOCAB_SIZE, MAX_MODEL_LEN, trims=False))
+def _session_registry() -> SessionRegistry[PlainSequence]:
+    return SessionRegistry(PlainSequences(), Limits(VOCAB_SIZE, MAX_MODEL_LEN, trims=False))
 
 
 def _plan(max_tokens: int) -> EngineRequest:

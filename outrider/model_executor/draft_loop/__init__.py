@@ -5,12 +5,12 @@
 """
 
 from outrider.model_executor.draft_loop.rows import (
-    MAX_CATCH_UP,
     MAX_STEPS,
+    MAX_UNCOMPUTED_TOKENS,
     DraftMetadata,
     DraftRow,
     check_draft_rows,
 )
 from outrider.sampling.support import DraftingRules
 
-__all__ = ["MAX_CATCH_UP", "MAX_STEPS", "DraftRow", "DraftMetadata", "DraftingRules", "check_draft_rows"]
+__all__ = ["MAX_UNCOMPUTED_TOKENS", "MAX_STEPS", "DraftRow", "DraftMetadata", "DraftingRules", "check_draft_rows"]

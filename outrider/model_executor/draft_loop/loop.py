@@ -23,7 +23,7 @@ from outrider.kernels.draft_sampling.layout import NUM_FIELDS
 from outrider.model_executor.device_inputs import BatchFrame, IntArray
 from outrider.model_executor.draft_loop.plan import DeviceLoop, DraftPlan, LoopShape, draft_command, unpack_draft
 from outrider.model_executor.draft_loop.results import Numbers
-from outrider.model_executor.draft_loop.rows import MAX_CATCH_UP, MAX_STEPS
+from outrider.model_executor.draft_loop.rows import MAX_STEPS, MAX_UNCOMPUTED_TOKENS
 from outrider.model_executor.graph_capture import CaptureBound, GraphRecorder
 from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits, padded_size, padded_sizes
 from outrider.model_executor.input_buffer import PinnedInputBuffer
@@ -81,7 +81,7 @@ class DraftLoop:
         *,
         pages_per_row: int,
         limits: GraphLimits = DEFAULT_LIMITS,
-        prefill_sizes: Sequence[int] = (1, MAX_CATCH_UP),
+        prefill_sizes: Sequence[int] = (1, MAX_UNCOMPUTED_TOKENS),
     ) -> None:
         """First steps are captured for rows that append as many tokens as one of ``prefill_sizes``, ascending, or
         fewer.

@@ -22,7 +22,7 @@ from outrider.kernels.paged_attention import PagedRows
 from outrider.kv_cache import PageCopy, PageTable, StateRows
 from outrider.kv_cache.state_slots import NUM_COLUMNS as NUM_STATE_COLUMNS
 from outrider.model_executor.device_inputs import BatchFrame, IntArray, starts_of
-from outrider.model_executor.draft_loop.rows import MAX_CATCH_UP, Words
+from outrider.model_executor.draft_loop.rows import MAX_UNCOMPUTED_TOKENS, Words
 from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch, StateInputs
 from outrider.model_executor.worker_commands import Operation, WorkerCommand
 
@@ -38,7 +38,7 @@ class LoopShape:
     num_steps: int
     num_prefill: int
     """The most tokens that a row appends before its first draw."""
-    max_prefill: int = MAX_CATCH_UP
+    max_prefill: int = MAX_UNCOMPUTED_TOKENS
     """Largest draft prefill of any loop of this layout."""
 
     @property
@@ -133,7 +133,7 @@ class DeviceLoop:
 
 
 def unpack_draft(
-    buffer: torch.Tensor, shape: LoopShape, frame: BatchFrame, prefill_sizes: Sequence[int] = (MAX_CATCH_UP,)
+    buffer: torch.Tensor, shape: LoopShape, frame: BatchFrame, prefill_sizes: Sequence[int] = (MAX_UNCOMPUTED_TOKENS,)
 ) -> DeviceLoop:
     """Views of a buffer on the device that holds, or will hold, what ``pack_draft`` gave, with first steps of these
     ``prefill_sizes``.

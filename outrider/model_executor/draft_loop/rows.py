@@ -19,7 +19,7 @@ from outrider.ports import Open
 from outrider.randomness.streams import Stream
 from outrider.sampling.parameters import SMALLEST_TEMPERATURE, is_coupled, is_greedy, is_truncated
 
-MAX_CATCH_UP = 2
+MAX_UNCOMPUTED_TOKENS = 2
 """Tokens that a row of a model may append before its first draw: after a step that kept every draft token they are
 two."""
 MAX_STEPS = 16
@@ -59,7 +59,7 @@ class DraftRow:
     metadata: DraftMetadata
     sequence: KVSequence
     token_ids: TokenIds[int]
-    """1 to ``MAX_CATCH_UP``, or what else the loop was made for."""
+    """1 to ``MAX_UNCOMPUTED_TOKENS``, or what else the loop was made for."""
     num_drafts: int
     """Tokens to draw, 1 to ``MAX_STEPS``; all but the last are appended too."""
     base: int
@@ -71,7 +71,7 @@ class DraftRow:
 
 
 def check_draft_rows(
-    manager: KVCacheManager, rows: TokenIds[DraftRow], limits: TokenLimits, max_prefill: int = MAX_CATCH_UP
+    manager: KVCacheManager, rows: TokenIds[DraftRow], limits: TokenLimits, max_prefill: int = MAX_UNCOMPUTED_TOKENS
 ) -> None:
     """Raise ``InvalidRequestError`` unless every row can be planned; changes nothing."""
     if len({row.sequence for row in rows}) < len(rows):

@@ -23,7 +23,7 @@ from outrider.recording import ForwardRecord
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward
 from outrider.serving.session import Session, SessionKey
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.stats import ServiceStats
 from outrider.types import HiddenStates
 
@@ -234,7 +234,7 @@ def as_batch(rows: Sequence[Following]) -> ExtendBatch:
 
 
 def rows_after(
-    table: SessionTable[Any], executor: Executor[Any, Any, Any, Any], link_id: int, verdicts: Verdicts
+    table: SessionRegistry[Any], executor: Executor[Any, Any, Any, Any], link_id: int, verdicts: Verdicts
 ) -> Iterator[Following]:
     """Requests that follow these verdicts, for sessions that go on: as many draft tokens as before."""
     has_states = isinstance(verdicts, StateVerdicts)
@@ -262,7 +262,7 @@ def _fed(verdicts: StateVerdicts) -> Iterator[tuple[HiddenStates, tuple[int, ...
 
 
 def _fed_row_after(
-    table: SessionTable[Any],
+    table: SessionRegistry[Any],
     session: Session[Any],
     verdict: Sequence[int],
     states: HiddenStates,
@@ -279,7 +279,7 @@ def _fed_row_after(
     return Following(session, base, table.prefix_hash(session, base), brought, len(draft_token_ids), own)
 
 
-def _row_after(table: SessionTable[Any], session: Session[Any], verdict: Sequence[int]) -> Following | None:
+def _row_after(table: SessionRegistry[Any], session: Session[Any], verdict: Sequence[int]) -> Following | None:
     """None for a session that ends, or was given another number of draft tokens than the verdict is of."""
     base, sequence, endings = session.num_committed, session.sequence, session.open.eos_token_ids
     # A draft has no KV for the last of its own tokens.

@@ -26,7 +26,7 @@ from outrider.serving.output_processor import Messages, OutputProcessor
 from outrider.serving.request import AnyRequest
 from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.stats import ServiceStats
 
 _MAX_BROUGHT = 2
@@ -71,7 +71,7 @@ class DraftsAhead:
 
     def __init__(
         self,
-        sessions: SessionTable[Any],
+        sessions: SessionRegistry[Any],
         executor: Executor[Any, Any, Any, Any],
         scheduler: Scheduler,
         outputs: OutputProcessor,

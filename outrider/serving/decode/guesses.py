@@ -26,7 +26,7 @@ from outrider.serving.decode.sessions import LastSessions
 from outrider.serving.decode.step import DecodeBatch, extend_batch
 from outrider.serving.executor import Executor
 from outrider.serving.session import Session, SessionKey
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 
 MAX_GUESSED_SESSIONS = 2
 """Most sessions whose proposals a draft goes on from: all guesses have to be right, and a third of one's are."""
@@ -51,7 +51,9 @@ class _Sent:
 class Guesses:
     """Guessed steps of one core."""
 
-    def __init__(self, sessions: SessionTable[Any], executor: Executor[Any, Any, Any, Any], begun: BegunSteps) -> None:
+    def __init__(
+        self, sessions: SessionRegistry[Any], executor: Executor[Any, Any, Any, Any], begun: BegunSteps
+    ) -> None:
         """``begun`` holds the proposals until they are claimed."""
         self._sessions, self._executor, self._begun = sessions, executor, begun
         self._due: dict[SessionKey, _Sent] = {}

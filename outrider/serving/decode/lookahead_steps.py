@@ -25,7 +25,7 @@ from outrider.serving.executor import CommonEvent, Executor, ExecutorOutput
 from outrider.serving.lookahead import MAX_STEPS_AHEAD, Lookahead
 from outrider.serving.request import AnyRequest, Batch, Request, RequestQueue, RequestStatus, RunningJob
 from outrider.serving.session import Session, SessionKey
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.stats import ServiceStats
 
 FEWEST_SESSIONS = 16
@@ -64,7 +64,7 @@ class LookaheadSteps:
 
     def __init__(
         self,
-        table: SessionTable[Any],
+        table: SessionRegistry[Any],
         executor: Executor[Any, Any, Any, Any],
         queue: RequestQueue,
         lookahead: Lookahead,

@@ -51,7 +51,7 @@ from outrider.serving.request import (
 )
 from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.stats import ServiceStats
 
 
@@ -77,7 +77,7 @@ class DecodeBatches:
 
     def __init__(
         self,
-        sessions: SessionTable[Any],
+        sessions: SessionRegistry[Any],
         executor: Executor[Any, Any, Any, Any],
         scheduler: Scheduler,
         outputs: OutputProcessor,

@@ -28,7 +28,7 @@ from outrider.serving.executor import Executor
 from outrider.serving.output_processor import Messages, OutputProcessor
 from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.stats import ServiceStats
 
 PATIENCE_NS = 1_500_000
@@ -57,7 +57,7 @@ class StepsAhead:
 
     def __init__(
         self,
-        sessions: SessionTable[Any],
+        sessions: SessionRegistry[Any],
         executor: Executor[Any, Any, Any, Any],
         scheduler: Scheduler,
         outputs: OutputProcessor,

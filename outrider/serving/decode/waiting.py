@@ -17,7 +17,7 @@ from outrider.batched import CommandBatch
 from outrider.prefix_hash import chain_size
 from outrider.serving.decode.sessions import RunningSessions
 from outrider.serving.decode.step import DecodeBatch
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 
 Places = Sequence[int]
 """Indices of sessions."""
@@ -28,7 +28,7 @@ _ALL: Places = ()
 class WaitingSessions:
     """Sessions of one link that were answered together."""
 
-    def __init__(self, table: SessionTable[Any], own: RunningSessions, bases: Sequence[int]) -> None:
+    def __init__(self, table: SessionRegistry[Any], own: RunningSessions, bases: Sequence[int]) -> None:
         """``bases``: the committed tokens of each, all computed; after them it may hold drafts."""
         sessions = own.sessions
         hashes = [table.hash_ahead(session, base) for session, base in zip(sessions, bases, strict=True)]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from outrider.batched import U4, U8, AnswerBatch
-from outrider.benchmarks.step.stand_in import StandInExecutor, follow, new_session_table, propose
+from outrider.benchmarks.step.stand_in import StandInExecutor, follow, new_session_registry, propose
 from outrider.errors import InvalidRequestError
 from outrider.item_batch import command_batch
 from outrider.model_executor.model_runner import ModelRunner
@@ -78,7 +78,7 @@ class Slow(Following):
 
 def stand_in_core(kind: type[Following] = Following) -> Core:
     executor = kind(functools.partial(propose, acceptance=0.7), busy_s=0.0, note=lambda _what, _items: None)
-    return EngineCore(new_session_table(), executor)
+    return EngineCore(new_session_registry(), executor)
 
 
 def slow_core() -> Core:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.benchmarks.step.stand_in import VOCAB_SIZE, StandInExecutor, new_session_table, propose
+from outrider.benchmarks.step.stand_in import VOCAB_SIZE, StandInExecutor, new_session_registry, propose
 from outrider.errors import NonFiniteLogitsError
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
 from outrider.model_executor.draft_heads.state_rows import HeadStateRows
@@ -25,7 +25,7 @@ from outrider.ports import EventBatch
 from outrider.serving.decode import lookahead_steps
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.session import Limits
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.token_budget import TokenBudget
 from outrider.types import SparseEvidence
 from outrider_draft.proposers.draft_model import ModelProposer
@@ -47,7 +47,7 @@ def target_core(switch: Switch, *, takes_batch: bool, num_pages: int, max_batche
     runner = ModelRunner.load(folder, dtype="float32", page_size=4, num_pages=num_pages, max_model_len=320)
     executor = holding(TargetExecutor, switch)(runner)
     limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=False)
-    table = SessionTable(runner.sequences, limits)
+    table = SessionRegistry(runner.sequences, limits)
     budget = TokenBudget(max_batched_tokens=max_batched_tokens, max_prefill_beside=32)
     return EngineCore(table, executor, budget, lookahead=True, takes_batch=takes_batch, clock=switch.clock), executor
 
@@ -55,7 +55,7 @@ def target_core(switch: Switch, *, takes_batch: bool, num_pages: int, max_batche
 def draft_core(switch: Switch, *, takes_batch: bool) -> tuple[Core, Any]:
     answer = functools.partial(propose, acceptance=0.7)
     executor = holding(StandInExecutor, switch)(answer, busy_s=0.0, note=lambda _what, _items: None)
-    return EngineCore(new_session_table(), executor, takes_batch=takes_batch, clock=switch.clock), executor
+    return EngineCore(new_session_registry(), executor, takes_batch=takes_batch, clock=switch.clock), executor
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def model_core(
     executor = holding(ModelProposer, switch, asynchronous=False)(runner)
     executor.can_loop, executor.max_rows = True, 8
     limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=True)
-    table = SessionTable(executor.sequences, limits)
+    table = SessionRegistry(executor.sequences, limits)
     return EngineCore(table, executor, takes_batch=takes_batch, clock=switch.clock), executor
 
 
@@ -286,7 +286,7 @@ def head_core(
         runner.__class__ = type("Looping", (type(runner),), {"max_prefill": 17, "max_draft_rows": 8})
     executor = holding(type(given.executor), switch, asynchronous=False)(runner)
     limits = Limits(runner.head.config.layer.vocab_size, runner.max_model_len, trims=True)
-    table = SessionTable(executor.sequences, limits)
+    table = SessionRegistry(executor.sequences, limits)
     return EngineCore(table, executor, takes_batch=takes_batch, references=ReadStates(), clock=switch.clock), executor
 
 

@@ -17,7 +17,7 @@ from outrider.model_executor.input_batch import ForwardRow
 from outrider.ports import Open, Preempted, Prepare, Refused, Release, Score, Scores, SessionFailed
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.session import Limits
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.token_budget import TokenBudget
 from outrider.types import AcceptanceMethod, Grammar, GrammarKind, JudgingRule, SamplingParams, Support
 from outrider_target.executor import TargetExecutor, next_token
@@ -49,7 +49,7 @@ _BATCH = 12
 def core_of(
     executor: TargetExecutor, *, lookahead: bool, max_batched_tokens: int = _BATCH
 ) -> EngineCore[Any, Any, Any, Any]:
-    sessions = SessionTable(executor.runner.sequences, Limits(VOCAB_SIZE, MAX_LENGTH, trims=False))
+    sessions = SessionRegistry(executor.runner.sequences, Limits(VOCAB_SIZE, MAX_LENGTH, trims=False))
     return EngineCore(sessions, executor, TokenBudget(max_batched_tokens), lookahead=lookahead)
 
 

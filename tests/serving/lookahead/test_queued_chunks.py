@@ -14,7 +14,7 @@ from outrider.kernels.device_stream import Mark
 from outrider.ports import Open, Preempted, Refused, Release, Scores
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.session import Limits
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.token_budget import TokenBudget
 from tests.serving.lookahead.coordinating import Asked, reference, written
 from tests.serving.lookahead.device import MAX_LENGTH, PAGE_SIZE, VOCAB_SIZE, Runner
@@ -52,7 +52,7 @@ class Rig:
         monkeypatch.setattr(MARK, lambda device: EndOfForward(self, next(marks)))
         executor = AsyncTargetExecutor(self.runner)  # type: ignore[arg-type]
         self.core: EngineCore[Any, Any, Any, Any] = EngineCore(
-            SessionTable(self.runner.sequences, Limits(VOCAB_SIZE, MAX_LENGTH, trims=False)),
+            SessionRegistry(self.runner.sequences, Limits(VOCAB_SIZE, MAX_LENGTH, trims=False)),
             executor,
             TokenBudget(CHUNK),
             lookahead=True,

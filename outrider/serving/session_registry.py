@@ -33,7 +33,7 @@ class _LinkSessions(Generic[SequenceT]):
         return known.generation if known is not None else self.ended.get(session, -1)
 
 
-class SessionTable(Generic[SequenceT]):
+class SessionRegistry(Generic[SequenceT]):
     """All sessions of one service."""
 
     def __init__(self, store: SequenceStore[SequenceT], limits: Limits) -> None:

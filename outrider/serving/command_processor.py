@@ -16,7 +16,7 @@ from outrider.serving.output_processor import OutputProcessor
 from outrider.serving.request import AnyRequest, Request, RequestStatus
 from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
-from outrider.serving.session_table import SessionTable
+from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.stats import ServiceStats
 from outrider.types import part_of
 
@@ -29,12 +29,12 @@ class Touch(Protocol):
         ...
 
 
-class InputProcessor:
+class CommandProcessor:
     """Commands of all links."""
 
     def __init__(
         self,
-        sessions: SessionTable[Any],
+        sessions: SessionRegistry[Any],
         executor: Executor[Any, Any, Any, Any],
         scheduler: Scheduler,
         outputs: OutputProcessor,
