@@ -116,6 +116,7 @@ async def play_many(method: DraftMethod, folders: Path, plane: str, *samplings: 
     settings = {"method": method, "target_model": str(target)}
     async with run_stack(
         target, target if method is DraftMethod.MTP else folders / method, wire=True, draft_timeout_ms=60_000,
+        draft_ahead="in_turn",  # begun proposals may have fewer tokens than are asked for
         draft_settings=settings, target_settings={"tensor_plane": plane},
     ) as stack:  # fmt: skip
         if plane != "inline":
