@@ -169,6 +169,31 @@ CASES = [
         "deepseek_v3, text", of("deepseek_v3"), "a <｜tool b\n```json\n1\n```", content="a <｜tool b\n```json\n1\n```"
     ),
     Case("deepseek_v3, no name", of("deepseek_v3"), "<｜tool▁call▁begin｜>x", content="<｜tool▁call▁begin｜>x"),
+    Case(
+        "deepseek_v3, a call without a block before one with it",
+        of("deepseek_v3"),
+        f"<｜tool▁call▁begin｜>a<｜tool▁call▁end｜>\n{_DEEPSEEK % ('now', '{}')}<｜tool▁calls▁end｜>b",
+        [("now", {})],
+        content="<｜tool▁call▁begin｜>ab",
+    ),
+    Case(
+        "deepseek_v3, no ends",
+        of("deepseek_v3"),
+        _DEEPSEEK.partition("<｜tool▁call▁end")[0] % ("now", "{}"),
+        [("now", {})],
+    ),
+    Case(
+        "deepseek_v3, the end of all calls alone",
+        of("deepseek_v3"),
+        (_DEEPSEEK % ("now", "{}")).replace("call▁end", "calls▁end"),
+        [("now", {})],
+    ),
+    Case(
+        "deepseek_v3, a line after the block",
+        of("deepseek_v3"),
+        (_DEEPSEEK % ("now", "{}")).replace("```<", "```\n<"),
+        [("now", {})],
+    ),
     # Llama 3.
     Case("llama3", of("llama3_json"), _LLAMA, [("get_weather", WEATHER)]),
     Case("llama3, tag", of("llama3_json"), f"<|python_tag|>{_LLAMA}", [("get_weather", WEATHER)]),
