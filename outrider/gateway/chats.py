@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.client.grammars import KINDS
+from outrider.client.grammars import KINDS, build_grammar
+from outrider.errors import InvalidRequestError
 from outrider.gateway.generations import GenerationChoice
 from outrider.gateway.options import Caller, Wanted, make_choices
 from outrider.gateway.prompts import PreparedPrompt, check_length
@@ -67,12 +68,21 @@ def _output_grammar(model: ServedModel, asked: ChatCompletionRequest, form: Mess
         call = form.format.enforced_grammar(form.tools, asked.enforced_call)
         if call is not None:
             return GrammarField("tools", "grammar", call)
-    answer = None if grammar is None else Answer(grammar.value, grammar.field, KINDS[grammar.option])
+    answer = None if grammar is None else _answer(grammar)
     may_call = asked.parses_tools and asked.enforced_call is None
     found = form.format.output_grammar(
         form.tools if may_call else (), tokenizer.added_token_id, answer, form.prompt_end
     )
     return grammar if found is None else GrammarField("tools" if answer is None else answer.field, "grammar", found)
+
+
+def _answer(grammar: GrammarField) -> Answer:
+    """The grammar as that of an answer; ``InvalidRequestError`` for a value of a wrong type."""
+    try:
+        build_grammar({grammar.option: grammar.value})
+    except InvalidRequestError as error:
+        raise InvalidRequestError(grammar.field, error.problem) from error
+    return Answer(grammar.value, grammar.field, KINDS[grammar.option])
 
 
 def _message_form(

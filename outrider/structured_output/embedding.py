@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from llguidance import LLMatcher
@@ -15,11 +14,11 @@ from outrider.types import GrammarKind
 
 def embedded_grammar(kind: GrammarKind, value: Any) -> str:  # noqa: ANN401 - JSON
     """A grammar as a part of another; ``ValueError`` says what it is instead of one. ``value``: a schema or its JSON
-    text, a list of choices, or a text.
+    text, a list of choices, or a text, as ``build_grammar`` of the client checks.
     """
     if kind is GrammarKind.JSON_SCHEMA:
         return embedded_schema(parse_schema(value) if isinstance(value, str) else value, "")
-    if not isinstance(value, Sequence) or not value:
+    if not value:
         raise ValueError("must not be empty")
     try:
         lark = to_lark(kind, value if isinstance(value, str) else json.dumps(list(value)))

@@ -112,6 +112,17 @@ def test_every_kind_of_grammar_holds_after_reasoning(
             assert matcher("lark", grammar.text).follow([*ids(begin + output), EOS]) is outcome, begin
 
 
+@pytest.mark.parametrize(
+    "given", ({"choice": "yes"}, {"choice": [1]}, {"choice": []}, {"regex": ["a"]}, {"grammar": 3})
+)
+def test_a_value_of_a_wrong_type_is_refused_after_reasoning_too(service: Service, client: OpenAI, given: Any) -> None:
+    files = {**FILES, "chat_template.jinja": b"{{ messages[0].content }}{{ '</think>' if false }}"}
+    service.generator.tokenizer = ModelText.from_files(files, bos_token_id=0).files
+    with pytest.raises(BadRequestError, match=r"must be a (list of texts, at least one|text, not)") as caught:
+        client.chat.completions.create(model="scripted", messages=MESSAGES, extra_body={"structured_outputs": given})
+    assert caught.value.param == f"structured_outputs.{next(iter(given))}"
+
+
 @pytest.mark.parametrize("choice", ("required", {"type": "function", "function": {"name": "add"}}))
 def test_calls_are_enforced_on_channels_after_the_analysis(service: Service, client: OpenAI, choice: Any) -> None:
     template = (
