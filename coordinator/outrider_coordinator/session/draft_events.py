@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider.ports import DraftEvent, ItemTiming, Opened, Preempted, Proposal, Refused, SessionFailed, SessionLost
 from outrider_coordinator.acceptance import is_sound_proposal
 from outrider_coordinator.session import steps
-from outrider_coordinator.session.actions import RetryDraftAfter
+from outrider_coordinator.session.actions import RetryDraftAfter, ToDraft
 from outrider_coordinator.session.draft_side import Drafted
 from outrider_coordinator.session.readiness import MAX_LOSSES_IN_A_ROW, Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
@@ -74,6 +74,7 @@ def _on_session_lost(session: SessionState) -> None:
     session.spec_stats.num_draft_losses += 1
     side.losses += 1
     if side.losses > MAX_LOSSES_IN_A_ROW:
+        _release(session)
         session.actions.append(RetryDraftAfter(LOST_DRAFT_RETRY_MS))
         go_without(session, Readiness.AWAY, WithoutDraft.LOST)
         return
@@ -81,6 +82,13 @@ def _on_session_lost(session: SessionState) -> None:
     if session.status is SessionStatus.DRAFTING:
         steps.ask_draft_or_score(session)
     steps.go_on(session)
+    if side.readiness is not Readiness.OPEN:
+        _release(session)
+
+
+def _release(session: SessionState) -> None:
+    """End a lost session at the draft, which keeps one whose states or text alone were not there."""
+    session.actions.append(ToDraft(session.commands.release()))
 
 
 def on_timeout(session: SessionState) -> None:

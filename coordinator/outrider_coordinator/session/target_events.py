@@ -216,8 +216,10 @@ def _on_session_lost(session: SessionState, event: SessionLost) -> None:
     side = session.target
     session.spec_stats.num_target_losses += 1
     side.losses += 1
-    side.lose(Readiness.CLOSED)
     if side.losses > MAX_LOSSES_IN_A_ROW:
+        # Released there too: a target keeps a session that it loses over its text.
         steps.end(session, Fail(LostTooOftenError(f"the target lost the session {side.losses} times: {event.reason}")))
-    elif session.status is SessionStatus.SCORING:
+        return
+    side.lose(Readiness.CLOSED)
+    if session.status is SessionStatus.SCORING:
         steps.score(session)

@@ -16,6 +16,7 @@ from outrider.ports import (
     Score,
     Scores,
     SessionFailed,
+    SessionLost,
 )
 from outrider.types import (
     AcceptanceMethod,
@@ -179,6 +180,35 @@ def test_a_draft_that_loses_the_session_again_and_again_is_left_alone_for_a_whil
     assert len(driven.retries) == 1
 
 
+def lose_what_the_draft_was_asked(driven: Driven, setting: Setting) -> None:
+    """The draft cannot read what an item refers to; its service holds the session yet."""
+    asked = driven.loop.draft.asked
+    assert asked is not None
+    setting.bench.to_draft.clear()
+    setting.bench.deliver_draft([SessionLost(driven.session, asked.generation, "the plane of this tensor is closed")])
+
+
+def test_a_session_that_ends_after_its_draft_lost_it_leaves_nothing_open_there() -> None:
+    setting = Setting()
+    driven = silence_draft(setting, plan_of(max_tokens=40))
+    assert driven.loop.status is SessionStatus.SCORING
+    lose_what_the_draft_was_asked(driven, setting)
+    setting.bench.tell(driven, SessionLoop.cancel)
+    setting.bench.run()
+    assert setting.all_is_free()
+
+
+def test_a_draft_that_is_left_alone_holds_nothing_of_the_session() -> None:
+    setting = Setting()
+    driven = setting.bench.add(plan_of(max_tokens=40))
+    setting.bench.round()
+    assert setting.draft_core.sessions
+    while not driven.retries:
+        lose_what_the_draft_was_asked(driven, setting)
+    setting.bench.turn_draft()
+    assert not setting.draft_core.sessions
+
+
 def test_a_draft_without_room_is_tried_again_when_told() -> None:
     setting, plan = Setting(), plan_of(max_tokens=40)
     setting.draft.faults.refuse = 1
@@ -276,6 +306,20 @@ def test_losses_in_a_row_fail_the_request() -> None:
     assert isinstance(driven.ending, Fail)
     assert isinstance(driven.ending.error, UnavailableError)
     assert len(setting.scores) == MAX_LOSSES_IN_A_ROW + 1
+
+
+def test_a_request_that_fails_by_its_losses_leaves_nothing_open() -> None:
+    setting = Setting()
+    driven = setting.bench.add(plan_of())
+    setting.bench.round()
+    while driven.ending is None:
+        setting.bench.turn_draft()
+        setting.bench.to_target.clear()
+        asked = driven.loop.target.asked
+        assert asked is not None
+        setting.bench.deliver_target([SessionLost(driven.session, asked, "another text")])
+    setting.bench.run()
+    assert setting.all_is_free()
 
 
 def test_losses_with_answers_between_do_not_add_up() -> None:
