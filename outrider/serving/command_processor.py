@@ -1,4 +1,4 @@
-"""Input processor: commands of links, as sessions opened and ended and as requests queued.
+"""Command processor: commands of links, as sessions opened and ended and as requests queued.
 
 Owns which items are taken, which replace others, and what a session's end takes with it. Knows no forwards; what an
 item means is the executor's.

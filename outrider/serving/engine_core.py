@@ -43,7 +43,7 @@ _COMPILING_S = 15.0
 
 
 class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
-    """Implements ``outrider.serving.in_process.engine_thread.Core`` over a session table and an executor."""
+    """Implements ``outrider.serving.in_process.engine_thread.Core`` over a session registry and an executor."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Session table: which sessions are open on which link, the newest generation of each, and how sessions end.
+"""Session registry: which sessions are open on which link, the newest generation of each, and how sessions end.
 
 A session that was released, refused or has failed is remembered as ended, and items for it are ignored, because they
 crossed the answer on the wire. Only ``Open`` with a higher generation brings it back. A session for which nothing comes

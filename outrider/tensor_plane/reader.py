@@ -1,7 +1,7 @@
 """The reading end of connections: a draft's, one for each target whose tensors it reads.
 
-Owns that every reference is read at most once and none that is stale. A thread for each connection answers the writer,
-so that heartbeats go on while the service computes.
+Owns that no reference is read that is stale, or whose place was given back. A thread for each connection answers the
+writer, so that heartbeats go on while the service computes.
 """
 
 from __future__ import annotations

@@ -179,11 +179,8 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
     # Columns.
 
     def is_decoding(self, session: HeadSession) -> bool:
-        """Sessions that have pairs, and whose tokens are drawn in one loop where there are loops."""
-        state = session.executor_state
-        if not isinstance(state, HeadState) or session.sequence.kv is None:
-            return False
-        return state.metadata is not None or not self.runner.max_prefill
+        """Sessions that have pairs."""
+        return isinstance(session.executor_state, HeadState) and session.sequence.kv is not None
 
     def session_rows(self, sessions: Sequence[HeadSession]) -> DraftSessions | None:
         """Session data for drawing tokens; None without loops."""
