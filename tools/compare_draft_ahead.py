@@ -8,8 +8,8 @@ An arm is ARRANGEMENT:MODE, or ARRANGEMENT:MODE:K with a fixed draft length, or 
 (the same with an FP8 draft), one (both models on the second GPU) and two (both models on each GPU, as two replicas).
 Arms are coordinators of the same services, and take turns: each round plays every arm with every number of users once.
 The table gives medians over rounds: milliseconds per token of a user (mean over streams), and the ratio to the first
-arm of the same length; tokens per second and GPU; steps ahead that were used and not used; direct proposals; streams
-that leave those of the first arm, per 10,000 tokens. The pair is synthetic, of the shapes 8B and 1B.
+arm of the same length and rule; tokens per second and GPU; steps ahead that were used and not used; direct proposals;
+streams that leave those of the first arm, per 10,000 tokens. The pair is synthetic, of the shapes 8B and 1B.
 """
 
 import asyncio

@@ -11,7 +11,9 @@ import typer
 
 from outrider.benchmarks.invariance import REFERENCE, Arm, Workload, arms_of, compare, run_arms
 from outrider.cli.bench.invariance import InvarianceFlags
+from outrider.cli.bench.pairs import Where
 from outrider.client import AsyncClient
+from outrider.errors import ConfigError
 from outrider.generation import GenerationResult
 
 
@@ -79,6 +81,13 @@ async def test_preempted_sessions_are_those_of_the_arm() -> None:
     workload, arms = Workload(((1,), (2,)), max_tokens=2), [Arm(1, 4), Arm(2, 0)]
     found = await run_arms(cast("AsyncClient", FollowsBatch()), workload, arms, count_preempted=count)
     assert [arm.num_preempted for arm in found] == [0, 7]
+
+
+@pytest.mark.parametrize("port", ("abc", "1"))
+async def test_a_port_without_metrics_is_named_before_any_request(port: str) -> None:
+    where, client = Where(None, None, "127.0.0.1:1"), cast("AsyncClient", None)
+    with pytest.raises(ConfigError, match=rf"--set target.metrics_port: has no metrics at 127.0.0.1:{port}: "):
+        await InvarianceFlags().run(client, where, port)
 
 
 def test_a_batch_that_the_requests_do_not_fill_is_refused() -> None:

@@ -7,6 +7,7 @@ import re
 import urllib.request
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +21,7 @@ from outrider.cli.options import Verbose, output
 from outrider.cli.settings_flags import parse_set
 from outrider.cli.stack.running import run_with_client
 from outrider.client import AsyncClient
+from outrider.errors import ConfigError
 from outrider.generation import ModelInfo
 
 _HEADS = ("arm", "streams", "differ", "per 10,000 tokens", "other logprobs", "preempted")
@@ -64,12 +66,14 @@ class InvarianceFlags:
         return self.num_speculative_tokens or [0, 4]
 
     async def run(
-        self, client: AsyncClient, where: Where, metrics_port: int | None = None
+        self, client: AsyncClient, where: Where, metrics_port: str | None = None
     ) -> tuple[ModelInfo, list[tuple[float, Any]]]:
         """Description of the served models, and the outcome of each temperature and arm. ``metrics_port`` is the
-        target's.
+        target's; ``ConfigError``, before any request, if it has no metrics.
         """
         count = None if metrics_port is None else _counter_at(metrics_port)
+        if count is not None:
+            await count()
         bench, info = benchmark("invariance"), await client.model_info()
         arms = bench.arms_of(self.batch_sizes, self.draft_lengths)
         temperatures = self.temperature or [0.0, 0.8]
@@ -101,7 +105,7 @@ def invariance(target: Target = None, *, pair: PairFlags, arms: InvarianceFlags,
     _ = arms.batch_sizes  # refused before anything is started
 
     async def measure(client: AsyncClient) -> tuple[ModelInfo, list[tuple[float, Any]]]:
-        return await arms.run(client, where, None if port is None else int(port))
+        return await arms.run(client, where, port)
 
     if where.address is not None:
         info, found = asyncio.run(_at(where.address, measure))
@@ -119,12 +123,15 @@ async def _at(address: str, measure: Any) -> Any:  # noqa: ANN401 - a benchmark'
         return await measure(client)
 
 
-def _counter_at(port: int) -> Callable[[], Awaitable[int]]:
+def _counter_at(port: str) -> Callable[[], Awaitable[int]]:
     """Reader of the number of sessions that the target of a metrics port has preempted."""
 
     def read() -> int:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            return sum(int(float(number)) for number in _PREEMPTED.findall(answer.read().decode()))
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                return sum(int(float(number)) for number in _PREEMPTED.findall(answer.read().decode()))
+        except (OSError, HTTPException) as error:
+            raise ConfigError("--set target.metrics_port", f"has no metrics at 127.0.0.1:{port}: {error}") from error
 
     async def count() -> int:
         return await asyncio.to_thread(read)
