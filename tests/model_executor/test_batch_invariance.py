@@ -85,6 +85,14 @@ def test_heads_that_were_not_compared_are_refused(capability: list[int]) -> None
     assert is_batch_invariant("on", replace(config, head_dim=256), torch.bfloat16, GPU, num_ranks=1)
 
 
+@pytest.mark.parametrize("head_dim", [24, 40, 48, 72, 96, 112, 160, 192])
+def test_auto_is_off_for_heads_that_were_not_compared(head_dim: int, capability: list[int]) -> None:
+    config = replace(read_model_config(cached_tiny_model()), hidden_size=4096, head_dim=head_dim)
+    assert not is_batch_invariant("auto", config, torch.bfloat16, GPU, num_ranks=1)
+    with pytest.raises(ConfigError, match=f"heads of {head_dim} values was not compared .* 64, 80, 128 and 256 were"):
+        is_batch_invariant("on", config, torch.bfloat16, GPU, num_ranks=1)
+
+
 def test_auto_is_off_for_quantized_weights(capability: list[int]) -> None:
     config = replace(read_model_config(cached_tiny_model()), hidden_size=4096, quantization=ONLINE)
     assert not is_batch_invariant("auto", config, torch.bfloat16, GPU, num_ranks=1)

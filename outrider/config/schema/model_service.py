@@ -97,8 +97,8 @@ class ModelServiceSettings(Section):
         "off",
         description="Whether a token's logits have the same bits in any batch, chunking and draft. on: or the service"
         " does not start; auto: where decoding was measured to cost about as much, which is one GPU of compute"
-        " capability 9.0 (H100, H200) in 16 bits, dense models with a hidden size above 2,048 and heads of up to 128,"
-        " whose long prompts take a seventh longer; off: near ties may fall differently as the batch changes.",
+        " capability 9.0 (H100, H200) in 16 bits, dense models with a hidden size above 2,048 and compared heads of up"
+        " to 128, whose long prompts take a seventh longer; off: near ties may fall differently as the batch changes.",
     )
     kv_cache_dtype: KVCacheDtype = Field(
         "auto",

@@ -47,8 +47,8 @@ from outrider.model_executor.worker_commands import WorkerCommand
 
 _log = logging.getLogger(__name__)
 _WIDEST_HEAD = 128
-_WIDEST_COMPARED_HEAD = 256
-"""Values of a head up to which the bits of attention were compared on a GPU."""
+_COMPARED_HEADS = (8, 16, 32, 64, 80, 128, 256)
+"""Values of a head for which the bits of attention were compared on a GPU."""
 _LARGEST_OF_FEW_TOKENS = 2048
 """Hidden size up to which ``kernels.gemv`` computes single tokens."""
 _FP8_CAPABILITY = (8, 9)
@@ -349,8 +349,11 @@ def is_batch_invariant(
         reason = "the code of transformers, which computes this model, promises no order of sums"
     if config.variant.has_wide_qk_norm and num_ranks > 1:
         reason = "queries and keys are normalised over heads of several ranks, whose sums have no fixed order"
-    if (widest := max((own.head_dim for own in config.layer_sizes), default=config.head_dim)) > _WIDEST_COMPARED_HEAD:
-        reason = f"attention with heads of {widest} values was not compared bit by bit"
+    heads = {own.head_dim for own in config.layer_sizes} or {config.head_dim}
+    if others := heads.difference(_COMPARED_HEADS):
+        *most, last = _COMPARED_HEADS
+        compared = f"{', '.join(map(str, most))} and {last}"
+        reason = f"attention with heads of {max(others)} values was not compared bit by bit; heads of {compared} were"
     if setting == "on" and reason is not None:
         raise ConfigError("batch_invariant", f"cannot be on: {reason}")
     # On several GPUs, over FP8 caches, and in the interpreter, only where it is asked for.
