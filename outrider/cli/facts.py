@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from outrider.generation import ModelPlacement
 
+_PAIR = 2
+"""Ranks up to which batch-invariant sums were compared on GPUs."""
+
 
 def device_text(device: str, size: int, name: str = "") -> str:
     """A device, and the GPU's name where it is known: "cuda:0-3 (4 x NVIDIA H200)"."""
@@ -34,9 +37,10 @@ def model_text(name: str, placement: ModelPlacement) -> str:
 
 def repetition_text(target: ModelPlacement) -> str:
     """Repeatability of equal greedy and coupled requests, as a phrase."""
-    return (
-        "greedy and coupled the same in any batch" if target.batch_invariant else "near ties may differ with the batch"
-    )
+    if not target.batch_invariant:
+        return "near ties may differ with the batch"
+    untried = " (sums of more than two ranks were compared on CPUs only)" if target.tensor_parallel_size > _PAIR else ""
+    return f"greedy and coupled the same in any batch{untried}"
 
 
 def draft_length_text(num_speculative_tokens: int, mode: str, *, disable_by_batch_size: int = 0) -> str:

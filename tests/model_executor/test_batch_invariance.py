@@ -14,11 +14,14 @@ from outrider.config import DraftSettings, TargetSettings
 from outrider.errors import ConfigError, OutriderError
 from outrider.generation import ModelPlacement
 from outrider.kernels.invariance import obstacle
+from outrider.model_executor.distributed.communicator import Communicator
+from outrider.model_executor.distributed.device_communicators import GpuCommunicator
+from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.layers.fp8 import Fp8Linear
 from outrider.model_executor.layers.linear_method import Features, LinearSpec
 from outrider.model_executor.layers.linear_methods import UnquantizedLinear
 from outrider.model_executor.layers.quantization import ONLINE
-from outrider.model_executor.loader.model import BatchInvariance, is_batch_invariant
+from outrider.model_executor.loader.model import BatchInvariance, is_batch_invariant, load_model
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models import read_model_config
 from tests.support.tiny_models import cached_tiny_model
@@ -143,6 +146,44 @@ def test_a_model_on_a_cpu_is_loaded_without_or_refused() -> None:
     assert not ModelRunner.load(folder, device="cpu", num_pages=4, batch_invariant="auto").batch_invariant
 
 
+class FourRanks:
+    """Ranks that share a model, as the first sees them, with a communicator of each kind."""
+
+    publish = None
+
+    def __init__(self) -> None:
+        self.plain = GpuCommunicator(Shard(0, 4), None, 0)
+        self.ordered = GpuCommunicator(Shard(0, 4), None, 0)
+        self.plain.in_rank_order = lambda: self.ordered  # type: ignore[method-assign]
+
+    def open_communicator(self, device: torch.device, dtype: torch.dtype) -> Communicator:
+        return self.plain
+
+    def least(self, value: int) -> int:
+        return value
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("setting", ["on", "off"])
+def test_a_batch_invariant_model_gets_sums_in_rank_order(
+    setting: BatchInvariance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Communicator] = []
+
+    def make_decoder(*_: object, communicator: Communicator, **__: object) -> None:
+        given.append(communicator)
+        raise InterruptedError
+
+    monkeypatch.setattr("outrider.model_executor.loader.model.Decoder", make_decoder)
+    monkeypatch.setattr("outrider.model_executor.loader.model.obstacle", lambda *_: None)
+    ranks = FourRanks()
+    with pytest.raises(InterruptedError):
+        load_model(cached_tiny_model(), num_pages=4, ranks=ranks, batch_invariant=setting)
+    assert given == [ranks.ordered if setting == "on" else ranks.plain]
+
+
 def test_yaml_writes_the_setting_as_a_boolean() -> None:
     values: dict[str, object] = {"model": "folder", "batch_invariant": True}
     assert TargetSettings.model_validate(values).batch_invariant == "on"
@@ -163,6 +204,12 @@ def test_the_mode_is_shown_beside_the_type() -> None:
 def test_what_repeats_follows_the_mode(*, mode: bool) -> None:
     placement = ModelPlacement(device="cuda:0", dtype="bfloat16", batch_invariant=mode)
     assert ("in any batch" in repetition_text(placement)) is mode
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_ranks_that_no_gpu_compared_are_told(num_ranks: int) -> None:
+    placement = ModelPlacement(device="cuda:0", dtype="bfloat16", batch_invariant=True, tensor_parallel_size=num_ranks)
+    assert ("more than two ranks were compared on CPUs only" in repetition_text(placement)) is (num_ranks > 2)
 
 
 def test_code_of_transformers_is_refused(capability: list[int]) -> None:
