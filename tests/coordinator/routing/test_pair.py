@@ -9,7 +9,7 @@ import pytest
 
 from outrider.errors import PairMismatchError
 from outrider.types import ModelDescription
-from outrider_coordinator.routing.model_pair import check_pair
+from outrider_coordinator.routing.model_pair import check_pair, check_same_model
 
 
 def files(vocab: dict[str, int], **fields: Any) -> dict[str, bytes]:
@@ -31,6 +31,13 @@ TARGET = describe("target", VOCAB, sha="1" * 64)
 def test_the_same_tokenizer_fits_however_the_rows_are_padded() -> None:
     check_pair(TARGET, describe("draft", VOCAB, sha="1" * 64, vocab_size=3))
     check_pair(TARGET, describe("draft", VOCAB, sha="1" * 64, vocab_size=4096))
+
+
+@pytest.mark.parametrize(("name", "value"), [("batch_invariant", True), ("dtype", "float16"), ("quantization", "fp8")])
+def test_targets_whose_logits_differ_do_not_take_over_from_each_other(name: str, value: object) -> None:
+    check_same_model(TARGET, TARGET)
+    with pytest.raises(PairMismatchError, match=f"its {name} is {value!r}, not "):
+        check_same_model(TARGET, describe("target", VOCAB, sha="1" * 64, **{name: value}))
 
 
 def test_other_rules_with_the_same_ids_fit() -> None:
