@@ -131,14 +131,16 @@ def test_a_row_is_the_same_with_any_others(scale_rows: int | None, out: int, siz
     """Bit for bit, in parts of K by programs of their own or by one."""
     assert num_splits(*SHARED[0][1:], 132) > 1
     matrix, rounding = matrix_of(out, size, scale_rows), Rounding(size if scale_rows is None else 128)
-    weight = Fp8Weight(matrix, rounding, DTYPE, batch_invariant=True)
+    dtype = torch.float32 if INTERPRETED else DTYPE  # whose rounding hides least
+    weight = Fp8Weight(matrix, rounding, dtype, batch_invariant=True)
     counts = (1, 2, 17, 40) if INTERPRETED else (*range(1, 301), 512, 1000, 4096)
     x = random(counts[-1], size).to(DTYPE)
     whole = weight(x, None)
     for count in counts:
-        assert torch.equal(weight(x[:count], None), whole[:count]), count
+        first = (len(x) - count) // 2  # whatever its place
+        assert torch.equal(weight(x[first : first + count].clone(), None), whole[first : first + count]), count
     tiling = Fp8Tiling(128, 128, 8, 3)
-    together = fp8_product(rounded(x, rounding), matrix, None, splits=weight.splits, tiling=tiling, dtype=DTYPE)
+    together = fp8_product(rounded(x, rounding), matrix, None, splits=weight.splits, tiling=tiling, dtype=dtype)
     assert torch.equal(together, whole)
     assert not torch.equal(whole[1], whole[0])
 

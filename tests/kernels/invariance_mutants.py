@@ -1,4 +1,4 @@
-"""Seeded mistakes in batch-invariant kernels, each of which ``invariance_cases.py`` has to find.
+"""Seeded mistakes in batch-invariant kernels, each of which the cases that compare bits have to find.
 
 ``python -m tests.kernels.invariance_mutants [NAME ...]`` copies the package, makes one mistake in the copy and runs the
 cases on it. A mistake is found when a case fails by its own comparison. Needs a GPU; with ``--interpret`` only
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_CASES = "tests/kernels/invariance_cases.py"
+_CASES = "invariance_cases"
 _LIMIT_S = 400
 _AT_ONCE = 8
 
@@ -35,6 +35,8 @@ class Mutant:
     """Expression of pytest's ``-k``: the cases that may find it."""
     is_interpreted: bool = False
     """True if the interpreter shows it."""
+    module: str = _CASES
+    """Module of the cases."""
 
 
 _LINEAR, _ATTENTION = "kernels/linear", "kernels/paged_attention"
@@ -120,6 +122,21 @@ MUTANTS: dict[str, Mutant] = {
         "model_executor/layers/gated_delta_net.py", [("in_chunks=not self._batch_invariant and", "in_chunks=")],
         "logits_of_a_model and qwen3_5",
     ),
+    "fp8-scale-follows-place": Mutant(
+        "kernels/fp8_linear/kernel.py",
+        [("total *= tl.load(x_scales_ptr + t, mask=is_token, other=0.0)[None, :]",
+          "total *= (tl.load(x_scales_ptr + t, mask=is_token, other=0.0) * (1 + t % 2 * 0.01))[None, :]")],
+        "a_row_is_the_same", is_interpreted=True, module="fp8_cases",
+    ),
+    "fp8-split-follows-rows": Mutant(
+        "kernels/fp8_linear/weight.py",
+        [("bias, splits=self.splits, tiling", "bias, splits=self.splits if num_tokens > 9 else 1, tiling")],
+        "a_row_is_the_same", is_interpreted=True, module="fp8_cases",
+    ),
+    "noise-follows-the-row": Mutant(
+        "kernels/scoring/device_functions.py", [("word(rows_ptr, _POSITION, row)\n", "row\n")],
+        "answers_depend_on_no_neighbour", is_interpreted=True, module="scoring_cases",
+    ),
 }  # fmt: skip
 
 
@@ -135,7 +152,7 @@ def run(name: str, *, interpret: bool) -> tuple[bool, str]:
         _change(folder / "outrider" / mutant.file, mutant.changes)
         options = ("-q", "-x", "-p", "no:cacheprovider", "--tb=line", "-k", mutant.cases)
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", _CASES, *options],
+            [sys.executable, "-m", "pytest", f"tests/kernels/{mutant.module}.py", *options],
             cwd=folder, env=_environment(folder, interpret=interpret), capture_output=True, text=True, check=False,
             timeout=_LIMIT_S,
         )  # fmt: skip
