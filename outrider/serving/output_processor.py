@@ -112,7 +112,7 @@ class OutputProcessor:
             return
         done = batch.record
         for session, base, asked_ns in batch.rows_ahead():
-            if session.trace_parent:
+            if is_sampled(session.trace_parent):
                 ended_ns = done.ended_ns if asked_ns is None else min(asked_ns, done.ended_ns)
                 number, size = session.open.session, done.batch_size
                 record = AheadRecord(session.trace_parent, number, base, done.started_ns, ended_ns, size)
@@ -198,9 +198,11 @@ class OutputProcessor:
         for answers in [own for one in plain for own in one.by_form()]:
             step, places = answers.step, answers.places
             batched.append(step.batched(places, now))
-            if any(parents := step.trace_parents[places].tolist()):
+            parents = step.trace_parents[places].tolist()
+            if self.recorder is not None:
                 for place, parent in zip(places, parents, strict=True):
                     step.sessions[place].trace_parent = parent
+            if any(parents):
                 arrived = step.arrived_ns[places].tolist()
                 self._traced_rows.append(_TracedRows(batched[-1], parents, arrived, step.forward, now, Scores))
         times = np.concatenate([answers.step.timings_ns(answers.places, now) for answers in plain])
@@ -242,10 +244,12 @@ class OutputProcessor:
             timing, answers.make, answers.outside_masses, answers.states, answers.supports,
             *_of_channel(step.batched), answers.goes_on, logprobs=answers.logprobs,
         )  # fmt: skip
+        if self.recorder is not None:
+            numbers = answers.sessions.tolist()
+            for number, parent in zip(numbers, trace_parents or [""] * len(numbers), strict=True):
+                step.sessions[step.own.places[number]].trace_parent = parent
         if trace_parents:
             kind, times = Scores if step.is_scoring else Proposal, [arrived] * len(trace_parents)
-            for number, parent in zip(answers.sessions.tolist(), trace_parents, strict=True):
-                step.sessions[step.own.places[number]].trace_parent = parent
             self._traced_rows.append(_TracedRows(batched, trace_parents, times, forward, now, kind))
         return [*self._take_opened(step.link_id), (step.link_id, EventBatch((), report, (), (batched,)))]
 
@@ -297,6 +301,7 @@ class OutputProcessor:
         timings = _timings(finished, now)
         events = tuple([request.answer for request in finished])
         for index, request in enumerate(finished):
+            request.session.trace_parent = request.item.trace_parent
             if (record := request.record) is not None:
                 event = events[index]
                 record.error = event.message if isinstance(event, SessionFailed) else ""

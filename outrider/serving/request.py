@@ -110,7 +110,6 @@ class Request(Generic[ItemT, JobT, EventT]):
         """The record of its item; None when that is not traced."""
         if self._record is None and is_sampled(self.item.trace_parent):
             item = self.item
-            self.session.trace_parent = item.trace_parent
             self._record = ItemRecord(item.trace_parent, item.session, item.generation, self.arrived_ns)
         return self._record
 

@@ -135,7 +135,7 @@ class Session(Generic[SequenceT]):
     key: SessionKey = field(init=False)
     """Link and number on it; read many times an item."""
     trace_parent: str = ""
-    """Trace parent of its items that were answered, if they are traced."""
+    """Trace parent of its newest item that was answered, where records are made."""
     age: tuple[int, str, int, int] = field(init=False)
     """Compares less than that of a younger session."""
 

@@ -144,3 +144,22 @@ def test_work_ahead_is_recorded_for_the_sessions_that_are_traced(monkeypatch: py
     sessions.ask(sessions.texts)
     assert records.items[-1].session == 1 and not records.items[-1].forwards
     assert records.ahead == [found]
+
+
+@pytest.mark.parametrize("last_parent", ["", NOT_SAMPLED])
+def test_work_ahead_is_recorded_no_longer_than_the_items(monkeypatch: pytest.MonkeyPatch, last_parent: str) -> None:
+    parents = [parent(1)]
+
+    def extend(*fields: Any, **more: Any) -> Any:
+        return replace(extend_item(*fields, **more), trace_parent=parents[-1])
+
+    monkeypatch.setattr(test_begun, "extend_item", extend)
+    core, records = test_begun.stand_in_core(), Records()
+    core.recorder = records
+    sessions = test_begun.Sessions(core, 3, sampling=SamplingParams(temperature=0.0))
+    for parents[-1] in (parent(1), parent(1), last_parent):
+        sessions.ask(sessions.texts)
+        rows = [sessions.judge_all(text) for text in sessions.texts]
+    sessions.begin(*rows)
+    core.tidy()
+    assert records.items and not records.ahead
