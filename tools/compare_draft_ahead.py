@@ -4,12 +4,12 @@
     python tools/compare_draft_ahead.py OUT --tiny      # tiny models on a CPU: does everything work?
 
 An arm is ARRANGEMENT:MODE, or ARRANGEMENT:MODE:K with a fixed draft length, or ARRANGEMENT:MODE:K:RULE for temperature
-1 under an acceptance method (greedy otherwise). Arrangements: apart (target on the first
-GPU, draft on the second), one (both models on the second GPU) and two (both models on each GPU, as two replicas). Arms
-are coordinators of the same services, and take turns: each round plays every arm with every number of users once. The
-table gives medians over rounds: milliseconds per token of a user (mean over streams), and the ratio to the first arm of
-the same length; tokens per second and GPU; steps ahead that were used and not used; direct proposals; streams that
-leave those of the first arm, per 10,000 tokens. The pair is synthetic, of the shapes 8B and 1B.
+1 under an acceptance method (greedy otherwise). Arrangements: apart (target on the first GPU, draft on the second), fp8
+(the same with an FP8 draft), one (both models on the second GPU) and two (both models on each GPU, as two replicas).
+Arms are coordinators of the same services, and take turns: each round plays every arm with every number of users once.
+The table gives medians over rounds: milliseconds per token of a user (mean over streams), and the ratio to the first
+arm of the same length; tokens per second and GPU; steps ahead that were used and not used; direct proposals; streams
+that leave those of the first arm, per 10,000 tokens. The pair is synthetic, of the shapes 8B and 1B.
 """
 
 import asyncio
@@ -41,6 +41,7 @@ from outrider.client import AsyncClient
 
 _DEVICES = {
     "apart": [("cuda:0", "cuda:1")],
+    "fp8": [("cuda:0", "cuda:1")],
     "one": [("cuda:1", "cuda:1")],
     "two": [("cuda:0", "cuda:0"), ("cuda:1", "cuda:1")],
 }
@@ -50,6 +51,8 @@ _COUNTED = {
     "unused": r'outrider_lookahead_steps_total\{[^}]*outcome="unused"',
     "direct": r"outrider_direct_proposals_total",
 }
+ServiceKey = tuple[str, str, str]
+"""Role, GPU and quantization."""
 _HAS_HTTP = importlib.util.find_spec("uvicorn") is not None
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -80,12 +83,23 @@ class Arm:
     @property
     def num_gpus(self) -> int:
         """GPUs that it uses."""
-        return len({device for pair in _DEVICES[self.arrangement] for device in pair})
+        return len({device for pair in self.pairs for device in pair})
 
     @property
     def log(self) -> str:
         """Name of the coordinator's log."""
         return self.name.replace(":", "-")
+
+    @property
+    def services(self) -> list[tuple[ServiceKey, ServiceKey]]:
+        """Target and draft of each replica."""
+        quantization = "fp8" if self.arrangement == "fp8" else "none"
+        return [(("target", first, "none"), ("draft", second, quantization)) for first, second in self.pairs]
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """GPUs of target and draft of each replica."""
+        return _DEVICES[self.arrangement]
 
     def counted(self) -> dict[str, float]:
         """Readings of the drafts' metrics now; none where they are not served."""
@@ -158,33 +172,34 @@ def line_of(arm: Arm, first: Arm, users: int) -> str:
 
 def table(arms: list[Arm], users: list[int]) -> str:
     """All arms; steps in milliseconds: total and its stages."""
-    firsts: dict[int | None, Arm] = {}
+    firsts: dict[tuple[int | None, str | None], Arm] = {}
     for arm in arms:
-        firsts.setdefault(arm.length, arm)
+        firsts.setdefault((arm.length, arm.rule), arm)
     heads = f"median of rounds; ms until all finished in brackets; step: total/{'/'.join(STAGES)}"
-    return "\n".join([heads, *(line_of(arm, firsts[arm.length], count) for count in users for arm in arms)])
+    played = [(arm, count) for count in users for arm in arms if arm.runs[count]]
+    return "\n".join([heads, *(line_of(arm, firsts[arm.length, arm.rule], count) for arm, count in played)])
 
 
 def start(session: Session, names: list[str], settings: list[str], stack: ExitStack) -> list[Arm]:
     """Services of all arrangements, and a coordinator for each arm."""
     arms: list[Arm] = []
-    services: dict[tuple[str, str], dict[str, int]] = {}
+    services: dict[ServiceKey, dict[str, int]] = {}
     for name in names:
         arrangement, mode, *rest = name.split(":")
         length, rule = int(rest[0]) if rest and rest[0] else None, rest[1] if len(rest) > 1 else None
         arm = Arm(arrangement, mode, length, rule)
-        for pair in _DEVICES[arrangement]:
-            for role, device in zip(("target", "draft"), pair, strict=True):
-                if (role, device) not in services:
-                    services[role, device] = _start_service(session, role, device, stack)
+        for key in (key for pair in arm.services for key in pair):
+            if key not in services:
+                services[key] = _start_service(session, key, stack)
         arms.append(arm)
     for arm in arms:
         _start_arm(session, services, arm, settings, stack)
     return arms
 
 
-def _start_service(session: Session, role: str, device: str, stack: ExitStack) -> dict[str, int]:
+def _start_service(session: Session, key: ServiceKey, stack: ExitStack) -> dict[str, int]:
     """Ports of a service, and of its metrics where they can be served."""
+    role, device, quantization = key
     services = Services(pages=4_000, max_model_len=4096)
     pair, found = make_pair(session, services), {"port": hold_port(), "metrics": hold_port()}
     sizes = ["--max-model-len", "512"]
@@ -192,26 +207,25 @@ def _start_service(session: Session, role: str, device: str, stack: ExitStack) -
         sizes = ["--dtype", "bfloat16", "--max-model-len", "4096", "--num-pages", str(services.pages)]
     command = ["-m", f"outrider_{role}", "--model", str(pair / role), "--load-format", "synthetic", *sizes]
     command += ["--port", str(found["port"]), "--device", "cpu" if session.is_tiny else device]
-    command += ["--link-token-file", str(_token(session))]
+    command += ["--link-token-file", str(_token(session)), "--quantization", quantization]
     command += ["--metrics-port", str(found["metrics"])] if role == "draft" and _HAS_HTTP else []
-    _start(session, command, f"{role}-{device.replace(':', '')}", stack)
+    _start(session, command, f"{role}-{device.replace(':', '')}-{quantization}", stack)
     return found
 
 
 def _start_arm(
-    session: Session, services: dict[tuple[str, str], dict[str, int]], arm: Arm, settings: list[str], stack: ExitStack
+    session: Session, services: dict[ServiceKey, dict[str, int]], arm: Arm, settings: list[str], stack: ExitStack
 ) -> None:
     port = hold_port()
     command = ["-m", "outrider_coordinator", "--port", str(port), "--link-token-file", str(_token(session))]
-    pairs = _DEVICES[arm.arrangement]
-    for role, devices in zip(("target", "draft"), zip(*pairs, strict=True), strict=True):
-        addresses = [f"127.0.0.1:{services[role, device]['port']}" for device in devices]
+    for role, keys in zip(("target", "draft"), zip(*arm.services, strict=True), strict=True):
+        addresses = [f"127.0.0.1:{services[key]['port']}" for key in keys]
         command += [f"--{role}-address", ",".join(addresses)]
     if arm.length is not None:
         command += ["--draft-length", "fixed", "--num-speculative-tokens", str(arm.length)]
     _start(session, [*command, "--draft-ahead", arm.mode, *settings], arm.log, stack)
     arm.address = f"127.0.0.1:{port}"
-    arm.draft_metrics = [services["draft", device]["metrics"] for _, device in pairs] if _HAS_HTTP else []
+    arm.draft_metrics = [services[draft]["metrics"] for _, draft in arm.services] if _HAS_HTTP else []
 
 
 def _token(session: Session) -> Path:
@@ -229,7 +243,7 @@ def _start(session: Session, words: list[str], log: str, stack: ExitStack) -> No
 
 def wait_for_channel(session: Session, arm: Arm) -> None:
     """Wait until proposals of the arm go directly; ``RuntimeError`` with the last lines of logs after too long."""
-    awaited = len(_DEVICES[arm.arrangement])
+    awaited = len(arm.pairs)
     while session.log(arm.log).read_text(errors="replace").count("proposals go from") < awaited:
         if time.monotonic() > session.deadline:
             logs = sorted((session.out / "logs").glob("*.log"))
@@ -238,7 +252,9 @@ def wait_for_channel(session: Session, arm: Arm) -> None:
         time.sleep(0.2)
 
 
-async def compare(arms: list[Arm], users: list[int], output_len: int, rounds: int, *, until: float) -> None:
+async def compare(
+    arms: list[Arm], users: list[int], sampled: list[int], output_len: int, rounds: int, *, until: float
+) -> None:
     """Play all arms in turn until all rounds are done, or the time is over; print the table after each round."""
     decoding, most = Decoding(max_tokens=output_len), max(users)
     async with AsyncExitStack() as stack:
@@ -247,7 +263,7 @@ async def compare(arms: list[Arm], users: list[int], output_len: int, rounds: in
         async with AsyncClient(arms[0].address) as client:
             info = await client.model_info()
         for arm in arms:  # graphs, costs, acceptance
-            for count in sorted({1, *users}):
+            for count in sorted({1, *(sampled if arm.rule else users)}):
                 await arm.play(random_prompts(count, 128, info.num_token_ids, 1), decoding)
             arm.runs.clear()
             arm.counts.clear()
@@ -255,7 +271,8 @@ async def compare(arms: list[Arm], users: list[int], output_len: int, rounds: in
             for count in users:
                 prompts = random_prompts(count, 128, info.num_token_ids, 100 + index)
                 for arm in arms[:: 1 if index % 2 else -1]:
-                    await arm.play(prompts, decoding)
+                    if arm.rule is None or count in sampled:
+                        await arm.play(prompts, decoding)
             print(f"round {index + 1} of {rounds}, {until - time.monotonic():.0f} s left", flush=True)
             print(table(arms, users), flush=True)
             if time.monotonic() > until:
@@ -268,6 +285,7 @@ def main(
     *,
     arm: Annotated[list[str], typer.Option(help="ARRANGEMENT:MODE:K:RULE; may be repeated.")],
     users: Annotated[list[int], typer.Option(min=1, help="May be repeated.")],
+    sampled_users: Annotated[list[int] | None, typer.Option(min=1, help="Those of arms with a RULE, of all.")] = None,
     setting: Annotated[list[str] | None, typer.Option(help="Further words of every coordinator.")] = None,
     output_len: Annotated[int, typer.Option(min=2)] = 256,
     rounds: Annotated[int, typer.Option(min=1)] = 6,
@@ -285,7 +303,7 @@ def main(
         for each in arms:
             wait_for_channel(session, each)
         print(f"started after {time.monotonic() - began:.0f} s", flush=True)
-        asyncio.run(compare(arms, users, output_len, rounds, until=began + limit_s))
+        asyncio.run(compare(arms, users, sampled_users or users, output_len, rounds, until=began + limit_s))
 
 
 if __name__ == "__main__":
