@@ -208,8 +208,9 @@ class OfferChannel:
 
     connection: int
     offer: PlaneOffer
-    is_chained: bool = False
-    """The draft goes on from its own proposals and pushes what it draws: the coordinator's say."""
+    num_outcomes: int = 0
+    """Outcomes of a target's step for which the draft prepares proposals and pushes them, at most: the coordinator's
+    say. 1: a chain; 0: it waits to be asked."""
     target: PeerAddress | None = None
     """Address of a target on another host, from the coordinator; None: loopback."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from outrider.batched import AnswerBatch, SupportBatch
 from outrider.errors import OutriderError
 from outrider.kv_cache import KVSequence
-from outrider.model_executor.draft_loop.batched import MetadataBatch
+from outrider.model_executor.draft_loop.batched import DraftBatch, MetadataBatch
 from outrider.model_executor.draft_loop.in_flight import BatchInFlight
 from outrider.model_executor.draft_loop.results import DrawnBatch, Draws
 from outrider.ports import Proposal
+from outrider.serving.decode.branches import Branch, Drawn
 from outrider.serving.executor import ExecutorOutput
 from outrider.serving.session import Session
 from outrider.types import SparseEvidence
@@ -72,12 +73,34 @@ class LoopForward:
 
     def finish(self) -> ExecutorOutput[Proposal]:
         """Wait for the tokens; called once."""
-        drawn = self._drawing.finish()
+        drawn, step = self._drawing.finish(), self._step
         computed = time.perf_counter_ns()
+        num_branches = len(step.branches or ())
         if isinstance(drawn, DrawnBatch):
-            return drawn_output(self._step, drawn, computed, self._drawing.settle)
+            rows = () if step.branches is None else _rows_of(drawn)
+            output = drawn_output(step, drawn.after(num_branches), computed, self._drawing.settle)
+            return replace(output, drawn=rows)
         self._drawing.settle()
-        return output_of(self._step, drawn, computed)
+        return output_of(step, drawn[num_branches:], computed)
+
+
+def with_branches(batch: DraftBatch, branches: Sequence[Branch]) -> DraftBatch:
+    """The rows of a step, after those of its branches: sequences are given up for copies of pages before others use
+    these.
+    """
+    places, num_drafts = [branch.place for branch in branches], batch.num_drafts
+    return DraftBatch(
+        [*(branch.sequence for branch in branches), *batch.sequences],
+        batch.metadata.selected(np.array([*places, *range(len(num_drafts))], dtype=np.intp)),
+        [*(branch.length + 1 for branch in branches), *batch.bases],
+        [*(branch.token_id for branch in branches), *batch.token_ids],
+        [*(1 for _ in branches), *batch.counts],
+        [*(num_drafts[place] for place in places), *num_drafts],
+    )
+
+
+def _rows_of(drawn: DrawnBatch) -> list[Drawn]:
+    return [Drawn(*row) for row in zip(drawn.texts(), drawn.runners_up(), strict=True)]
 
 
 def drawn_output(

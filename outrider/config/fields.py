@@ -133,6 +133,7 @@ class DraftAhead(enum.StrEnum):
     IN_TURN = "in_turn"
     VERDICT = "verdict"
     CHAIN = "chain"
+    BRANCHES = "branches"
     AUTO = "auto"
 
 

@@ -48,6 +48,7 @@ class KVCacheManager:
         self.prefix_cache = PrefixCache(pool) if prefix_caching else None
         """None when prefix caching is off."""
         self._sequences: set[KVSequence] = set()
+        self._branches: set[KVSequence] = set()
         self._tables = PageTables(pool, window)
         if window is not None:
             pool.on_evict = self._forget_page
@@ -360,6 +361,48 @@ class KVCacheManager:
         fork.num_registered_pages = sequence.num_registered_pages
         return fork
 
+    @property
+    def can_branch(self) -> bool:
+        """True if sequences have pages alone, all of which stay."""
+        return self.states is None and self.window is None and self.reach is None
+
+    def branch(self, sequence: KVSequence, length: int) -> KVSequence:
+        """Return a sequence with the first ``length`` tokens that borrows their full pages, and has a copy of a partial
+        one. Room is made for it as for any sequence; ``take_branch`` or ``drop_branch`` ends it, before ``sequence``
+        loses a page that it borrows. ``OutOfPagesError``, without a change, if no page is free.
+        """
+        self._require_open(sequence)
+        index, offset = divmod(length, self.pool.page_size)
+        own = self.pool.allocate(1) if offset else []
+        found = KVSequence(sequence.max_length, sequence.root_key)
+        found.token_ids, found.page_table = sequence.token_ids[:length], sequence.page_table[:index]
+        found.holes = range(index)
+        found.page_table.extend(own)
+        if own:
+            page = sequence.page_table[index]
+            self._tables.pending_copies[own[0]] = self._tables.pending_copies.get(page, page)
+        self._branches.add(found)
+        return found
+
+    def drop_branch(self, branch: KVSequence) -> None:
+        """Return the pages that are a branch's own to the pool."""
+        branch.is_open = False
+        self._branches.remove(branch)
+        self._tables.drop(branch, 0)
+
+    def take_branch(self, sequence: KVSequence, branch: KVSequence) -> None:
+        """Give a sequence the text of a branch of it, which ends."""
+        self._require_open(sequence)
+        start = len(branch.holes)
+        length = start * self.pool.page_size
+        self._tables.drop(sequence, start)
+        sequence.page_table.extend(branch.page_table[start:])
+        sequence.replace_tail(length, branch.token_ids[length:])
+        if len(sequence.page_keys) > start:
+            self._forget_keys(sequence, start)
+        del branch.page_table[start:]
+        self.drop_branch(branch)
+
     def release(self, sequence: KVSequence) -> None:
         """Return the sequence's pages to the pool. It must not be used again."""
         self._require_open(sequence)
@@ -405,7 +448,7 @@ class KVCacheManager:
 
     def check_integrity(self) -> None:
         """Raise ``IntegrityError``, naming the violation, unless pages, keys and lengths are consistent."""
-        self.pool.check_integrity(sequence.held_pages() for sequence in self._sequences)
+        self.pool.check_integrity(sequence.held_pages() for sequence in (*self._sequences, *self._branches))
         if self.prefix_cache is not None:
             self.prefix_cache.check_integrity()
         if self.states is not None:

@@ -45,7 +45,7 @@ class KVSequence:
         """Tokens that it can grow to."""
         self.page_table = page_table_of(())
         """The pages of ``token_ids``, and no others. Those at the indices ``holes`` were given back: their entries mean
-        nothing, and no kernel reads them.
+        nothing, and no kernel reads them. Those of a branch are pages of the sequence that it was made of.
         """
         self.holes = range(0)
         self.window_start = 0

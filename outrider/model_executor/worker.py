@@ -42,6 +42,11 @@ _GRAPH_TOLERANCE = 0.02
 """Tolerance between a graph and its launches, as a share of the largest logit."""
 
 
+def runs_loops(device: torch.device) -> bool:
+    """True if draft loops take less time on a device than tokens that are drawn one by one: where kernels run."""
+    return has_kernels(device)
+
+
 class Worker:
     """Worker of one rank. Not thread-safe: one thread calls it."""
 
@@ -95,7 +100,7 @@ class Worker:
         )
         self.draft_loop = (
             DraftLoop(model, self.kv_cache, self._frame, drafting, pages_per_row=pages_per_row, limits=graphs)
-            if drafting is not None and drafting.in_loops and self.is_on_gpu
+            if drafting is not None and drafting.in_loops and runs_loops(model.device)
             else None
         )
         """None on a CPU, and without ``drafting``."""

@@ -49,6 +49,8 @@ class ChainStart:
     verdicts: Verdicts
     """Verdicts as if all were accepted."""
     channel: int
+    num_outcomes: int = 1
+    """Outcomes of a target's step for which proposals are prepared, at most."""
 
 
 def pushes_of(proposals: AnswerBatch[Any], channel: int) -> Pushes:

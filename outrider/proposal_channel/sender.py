@@ -47,8 +47,8 @@ class ProposalSender:
         self._sockets: dict[_Key, tuple[socket.socket, _Tell]] = {}
         self._wanted: set[_Key] = set()
         """Connections that were offered and not closed."""
-        self._chained: dict[_Key, _Submit] = {}
-        """Connections whose proposals the draft goes on from."""
+        self._chained: dict[_Key, tuple[_Submit, int]] = {}
+        """Connections whose proposals the draft goes on from, for this many outcomes."""
         self._lock = threading.Lock()
         self._num_sent = 0
 
@@ -64,8 +64,8 @@ class ProposalSender:
                 return
             with self._lock:
                 self._wanted.add(key)
-            if command.is_chained:
-                self._chained[key] = submit
+            if command.num_outcomes:
+                self._chained[key] = submit, command.num_outcomes
             threading.Thread(
                 target=self._serve, args=(key, command, tell, submit), name="proposal-channel", daemon=True
             ).start()
@@ -118,9 +118,11 @@ class ProposalSender:
         key = link_id, batched.channel
         if not batched.channel or key not in self._sockets or not may_be_sent(batched):
             return replace(batched, channel=0)
-        submit = self._chained.get(key)
-        if submit is not None:
-            submit(ChainStart(all_accepted(batched), batched.channel))  # before the verdicts on them can come
+        chained = self._chained.get(key)
+        if chained is not None:
+            submit, num_outcomes = chained
+            # Before the verdicts on them can come.
+            submit(ChainStart(all_accepted(batched), batched.channel, num_outcomes))
         if not self._write(key, to_bytes(batched)):
             return replace(batched, channel=0)
         self._num_sent += 1

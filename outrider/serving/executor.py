@@ -22,6 +22,7 @@ from outrider.serving.session import SequenceT, Session
 from outrider.serving.token_budget import Job
 
 if TYPE_CHECKING:
+    from outrider.serving.decode.branches import Drawn
     from outrider.serving.decode.lookahead_step import LookaheadStep
     from outrider.serving.decode.step import DecodeBatch
 
@@ -116,6 +117,8 @@ class ExecutorOutput(Generic[EventT_co]):
     """Events that answer no item, each with the number of its link. They leave with the next message."""
     batched: AnswerBatch[EventT_co] | None = None
     """The answers of a step that came as arrays, if all its sessions have one."""
+    drawn: Sequence[Drawn] = ()
+    """Tokens that each row of a draft loop with ``branches`` has drawn, beside ``batched``."""
     plain: LookaheadOutcome | None = None
     """Next tokens of the texts of a plain step, which ``results`` do not contain."""
     settle: Callable[[], None] | None = None
@@ -320,6 +323,25 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
     def follows_verdicts(self, session: Session[SequenceT]) -> bool:
         """True if a session's next proposal is known from a target's verdict alone, and worth beginning."""
         return False
+
+    @property
+    def num_branch_rows(self) -> int:
+        """Rows of a draft loop that take hardly more time than one, branches among them; 0: it has no branches."""
+        return 0
+
+    def branch(self, session: Session[SequenceT], length: int) -> Any:  # noqa: ANN401 - the executor's own
+        """A sequence with the first ``length`` tokens of a session's, for a ``Branch``; None where pages are few.
+        ``take_branch`` or ``drop_branch`` ends it, before those tokens are truncated.
+        """
+        return None
+
+    def take_branch(self, session: Session[SequenceT], branch: Any) -> None:  # noqa: ANN401
+        """A session goes on with the text of a branch, whose loop has ended."""
+        raise NotImplementedError
+
+    def drop_branch(self, branch: Any) -> None:  # noqa: ANN401
+        """A branch is of no use."""
+        raise NotImplementedError
 
     def next_step(self, session: Session[SequenceT], answer: EventT) -> ItemT | None:
         """The plain step that follows an answer; None if the answer does not determine it, or is the session's last."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19outrider/v1/channel.proto\x12\x0boutrider.v1\"Y\n\x16ProposalChannelRequest\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x16\n\x0ewants_verdicts\x18\x02 \x01(\x08\x12\x13\n\x0b\x62\x65gins_next\x18\x03 \x01(\x08\"\xa1\x01\n\x14ProposalChannelOffer\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x10\n\x08offer_id\x18\x02 \x01(\x0c\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x0c\n\x04port\x18\x04 \x01(\r\x12\x12\n\nis_chained\x18\x05 \x01(\x08\x12\x16\n\x0etarget_address\x18\x06 \x01(\t\x12\x1a\n\x12target_server_name\x18\x07 \x01(\t\"*\n\x14ProposalChannelClose\x12\x12\n\nconnection\x18\x01 \x01(\r\"K\n\x14ProposalChannelState\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x0f\n\x07is_open\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x1f\n\x0c\x43hannelBytes\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19outrider/v1/channel.proto\x12\x0boutrider.v1\"Y\n\x16ProposalChannelRequest\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x16\n\x0ewants_verdicts\x18\x02 \x01(\x08\x12\x13\n\x0b\x62\x65gins_next\x18\x03 \x01(\x08\"\xa3\x01\n\x14ProposalChannelOffer\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x10\n\x08offer_id\x18\x02 \x01(\x0c\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x0c\n\x04port\x18\x04 \x01(\r\x12\x14\n\x0cnum_outcomes\x18\x05 \x01(\r\x12\x16\n\x0etarget_address\x18\x06 \x01(\t\x12\x1a\n\x12target_server_name\x18\x07 \x01(\t\"*\n\x14ProposalChannelClose\x12\x12\n\nconnection\x18\x01 \x01(\r\"K\n\x14ProposalChannelState\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x0f\n\x07is_open\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x1f\n\x0c\x43hannelBytes\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,11 +34,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROPOSALCHANNELREQUEST']._serialized_start=42
   _globals['_PROPOSALCHANNELREQUEST']._serialized_end=131
   _globals['_PROPOSALCHANNELOFFER']._serialized_start=134
-  _globals['_PROPOSALCHANNELOFFER']._serialized_end=295
-  _globals['_PROPOSALCHANNELCLOSE']._serialized_start=297
-  _globals['_PROPOSALCHANNELCLOSE']._serialized_end=339
-  _globals['_PROPOSALCHANNELSTATE']._serialized_start=341
-  _globals['_PROPOSALCHANNELSTATE']._serialized_end=416
-  _globals['_CHANNELBYTES']._serialized_start=418
-  _globals['_CHANNELBYTES']._serialized_end=449
+  _globals['_PROPOSALCHANNELOFFER']._serialized_end=297
+  _globals['_PROPOSALCHANNELCLOSE']._serialized_start=299
+  _globals['_PROPOSALCHANNELCLOSE']._serialized_end=341
+  _globals['_PROPOSALCHANNELSTATE']._serialized_start=343
+  _globals['_PROPOSALCHANNELSTATE']._serialized_end=418
+  _globals['_CHANNELBYTES']._serialized_start=420
+  _globals['_CHANNELBYTES']._serialized_end=451
 # @@protoc_insertion_point(module_scope)

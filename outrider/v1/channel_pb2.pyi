@@ -15,22 +15,22 @@ class ProposalChannelRequest(_message.Message):
     def __init__(self, connection: _Optional[int] = ..., wants_verdicts: bool = ..., begins_next: bool = ...) -> None: ...
 
 class ProposalChannelOffer(_message.Message):
-    __slots__ = ("connection", "offer_id", "token", "port", "is_chained", "target_address", "target_server_name")
+    __slots__ = ("connection", "offer_id", "token", "port", "num_outcomes", "target_address", "target_server_name")
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
     OFFER_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
-    IS_CHAINED_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     TARGET_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TARGET_SERVER_NAME_FIELD_NUMBER: _ClassVar[int]
     connection: int
     offer_id: bytes
     token: bytes
     port: int
-    is_chained: bool
+    num_outcomes: int
     target_address: str
     target_server_name: str
-    def __init__(self, connection: _Optional[int] = ..., offer_id: _Optional[bytes] = ..., token: _Optional[bytes] = ..., port: _Optional[int] = ..., is_chained: bool = ..., target_address: _Optional[str] = ..., target_server_name: _Optional[str] = ...) -> None: ...
+    def __init__(self, connection: _Optional[int] = ..., offer_id: _Optional[bytes] = ..., token: _Optional[bytes] = ..., port: _Optional[int] = ..., num_outcomes: _Optional[int] = ..., target_address: _Optional[str] = ..., target_server_name: _Optional[str] = ...) -> None: ...
 
 class ProposalChannelClose(_message.Message):
     __slots__ = ("connection",)

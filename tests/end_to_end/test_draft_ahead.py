@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from outrider import demo
 from outrider.generation import GenerationResult
+from outrider.kv_cache import KVCacheManager, KVSequence
 from outrider.proposal_channel import receiver as receiving
 from outrider.proposal_channel.verdicts import Verdicts, verdicts_on
+from outrider.serving.decode import steps_ahead
 from outrider_coordinator.routing.channel_introductions import ChannelIntroductions
 from outrider_coordinator.speculation import order
 from tests.end_to_end.faults import outage
@@ -30,11 +33,13 @@ from tests.end_to_end.test_direct_proposals import (
 )
 from tests.end_to_end.waiting import again_until, all_free, eventually
 from tests.support.coordinator_stats import stats_of
+from tests.support.cpu_loops import have_loops
 from tests.support.stack import Stack, run_stack
 
 torch.set_num_threads(1)
 
 MODES = pytest.mark.parametrize("draft_ahead", ["verdict", "chain"])
+
 RULES = pytest.mark.parametrize("rule", [GREEDY, COUPLED], ids=["greedy", "coupled"])
 FEW_PAGES: dict[str, Any] = {"page_size": 4, "num_pages": 60}
 
@@ -86,6 +91,42 @@ async def test_tokens_are_those_of_the_target_alone(draft: Any, draft_ahead: str
         # A chain is of no use where no guess is right.
         outcome = "unused" if draft_ahead == "chain" and draft == DRAFT else "used"
         await check_played(stack, rule, expected, outcome=outcome)
+
+
+@RULES
+async def test_branches_change_no_token(rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Branches of a draft that is often right: some come true, and verdicts that go wrong end the others."""
+    taken: list[KVSequence] = []
+    take, chance = KVCacheManager.take_branch, random.Random(4)
+
+    def note(manager: KVCacheManager, sequence: KVSequence, branch: KVSequence) -> None:
+        take(manager, sequence, branch)
+        taken.append(branch)
+
+    def sent(scores: Any) -> Verdicts | None:
+        honest = verdicts_on(scores)
+        if honest is None or chance.random() < 0.9:
+            return honest
+        return chance.choice((lost, forged))(chance, honest)
+
+    have_loops(monkeypatch)
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 100_000_000)  # loops are slow on a CPU
+    monkeypatch.setattr(KVCacheManager, "take_branch", note)
+    monkeypatch.setattr(receiving, "verdicts_on", sent)
+    asked = requests({**rule, "temperature": 0.5 * rule["temperature"]}, max_tokens=24)[:3]
+    async with run_stack(demo.TARGET, None, wire=True) as stack:
+        expected = await asyncio.gather(*[stack.generate(**request) for request in asked])
+    async with run_stack(demo.TARGET, demo.DRAFT, wire=True, draft_ahead="branches", **PATIENT) as stack:
+        await introduced(stack)
+
+        async def play() -> None:
+            check_same(list(await asyncio.gather(*[stack.generate(**request) for request in asked])), list(expected))
+
+        await play()
+        if rule is GREEDY:
+            await again_until(lambda: len(taken) > 0, play)
+            assert len(taken) > 0
+        await all_free(stack)
 
 
 async def test_an_order_that_changes_all_the_time_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:

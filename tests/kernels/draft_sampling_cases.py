@@ -329,3 +329,29 @@ def test_many_draws_are_the_references() -> None:
         logits = peaked(32, 128_256, 1.5 + seed % 4, seed)
         rows = [row(methods[i % 4], seed=1000 * seed + i, temperature=0.7 + 0.1 * (i % 5)) for i in range(32)]
         compare(logits, rows, mass=0.999, limit=1024)
+
+
+@pytest.mark.parametrize("method", [Method.GREEDY, Method.COUPLED])
+def test_runners_up_are_the_next_tokens(method: Method) -> None:
+    logits = torch.randn(3, 2500 if INTERPRETED else 128_256, device=DEVICE) * 3
+    logits[1, 5:] = float("-1e30")
+    rows = [row(method), row(method, num_ids=3), row(method, seed=5, temperature=0.7)]
+    found, truth = (draw(logits, rows, kernel=kernel, mass=0.99, limit=4).records[0] for kernel in (True, False))
+    ids, gaps = slice(Field.RUNNER_UP, Field.GAP), slice(Field.GAP, NUM_FIELDS)
+    # Two of each part are looked at, so that the first is always right, and no other lies too high.
+    assert torch.equal(found[:, Field.RUNNER_UP], truth[:, Field.RUNNER_UP])
+    first, second, *rest = truth[1, ids].tolist()
+    assert {first, second, int(truth[1, Field.TOKEN])} == {0, 1, 2}
+    assert rest == [-1, -1]
+    assert found[1, ids].tolist() == [first, -1, -1, -1]
+    named = found[[0, 2], gaps].view(torch.float32)
+    assert (named.diff(dim=1) >= 0).all()
+    assert (named >= truth[[0, 2], gaps].view(torch.float32) - 1e-4).all()
+    assert all(len(set(row_ids)) == NUM_FIELDS - Field.GAP for row_ids in found[[0, 2], ids].tolist())
+
+
+def test_rows_with_a_support_name_no_runners_up() -> None:
+    logits = torch.randn(2, 300, device=DEVICE)
+    for is_kernel in (True, False):
+        sink = draw(logits, [row(Method.SPARSE), row(Method.CUT_COUPLED)], kernel=is_kernel, mass=0.99, limit=4)
+        assert sink.records[0, :, Field.RUNNER_UP].tolist() == [-1, -1]

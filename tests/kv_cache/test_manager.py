@@ -195,6 +195,58 @@ def test_a_fork_shares_all_pages_until_one_of_both_writes() -> None:
         manager.fork(parent, 9)
 
 
+def branched(length: int) -> tuple[KVCacheManager, KVSequence, KVSequence]:
+    """A sequence of ten tokens, and a branch of its first ones with two tokens of its own."""
+    manager = make_manager()
+    parent = hold(manager, TEXT[:10], committed=4)
+    branch = manager.branch(parent, length)
+    manager.make_room([branch, parent], [length, 10], [2, 2])
+    manager.replace_tails([branch, parent], [length, 10], [[1, 2], [3, 4]])
+    manager.check_integrity()
+    return manager, parent, branch
+
+
+@pytest.mark.parametrize("length", [4, 5, 7, 8, 9])
+def test_a_branch_borrows_full_pages_and_copies_a_partial_one(length: int) -> None:
+    manager, parent, branch = branched(length)
+    shared = length // 4
+    assert branch.token_ids == [*TEXT[:length], 1, 2]
+    assert branch.page_table[:shared] == parent.page_table[:shared]
+    assert set(branch.page_table[shared:]).isdisjoint(parent.page_table)
+    copies = [(parent.page_table[shared], branch.page_table[shared])] if length % 4 else []
+    assert manager.pending_copies() == copies
+    manager.drop_branch(branch)
+    assert manager.pending_copies() == []
+    assert manager.pool.num_used == 3
+    manager.check_integrity()
+
+
+@pytest.mark.parametrize("length", [4, 5, 7, 8, 9])
+def test_a_branch_that_is_taken_is_the_sequences_text(length: int) -> None:
+    manager, parent, branch = branched(length)
+    manager.confirm_copies()
+    table, others = branch.page_table[:], parent.page_table[length // 4 :]
+    manager.take_branch(parent, branch)
+    assert (parent.token_ids, parent.page_table) == ([*TEXT[:length], 1, 2], table)
+    assert all(not manager.pool.references(page) for page in others)
+    manager.check_integrity()
+    manager.commit(parent, length + 2)
+    assert manager.prefix_hash(parent, length + 2) == prefix_hash([*TEXT[:length], 1, 2])
+    manager.release(parent)
+    assert manager.pool.num_used == 0
+    manager.check_integrity()
+
+
+def test_a_branch_for_which_no_page_is_free_changes_nothing() -> None:
+    manager = make_manager(num_pages=2)
+    parent = hold(manager, TEXT[:7])
+    with pytest.raises(OutOfPagesError):
+        manager.branch(parent, 6)
+    manager.check_integrity()
+    manager.drop_branch(manager.branch(parent, 4))
+    assert manager.pool.num_used == 2
+
+
 def test_one_holders_copy_of_a_cached_page_takes_no_more_free_pages() -> None:
     manager = make_manager(num_pages=4)
     sequence = hold(manager, TEXT[:8], committed=8)

@@ -14,6 +14,8 @@ from outrider.types import ModelDescription, PeerAddress
 from outrider_coordinator.routing.introductions import RETRY_S, AnyReplica, Introduction, Introductions, name_of
 
 _log = logging.getLogger(__name__)
+_NUM_OUTCOMES = {DraftAhead.CHAIN: 1, DraftAhead.BRANCHES: 16, DraftAhead.AUTO: 1}
+"""Outcomes of a target's step that a draft prepares for a session, at most; of other settings none."""
 
 
 class ChannelIntroductions(Introductions[bool]):
@@ -40,10 +42,10 @@ class ChannelIntroductions(Introductions[bool]):
         proposals come through here.
         """
         own = [found for found in self._pairs.values() if found.target is target]
-        before = [self._is_chained(found) for found in own]
+        before = [self._num_outcomes(found) for found in own]
         (self._ahead.add if is_ahead else self._ahead.discard)(target)
-        for found, was_chained in zip(own, before, strict=True):
-            if found.connection and self._is_chained(found) != was_chained:
+        for found, num_outcomes in zip(own, before, strict=True):
+            if found.connection and self._num_outcomes(found) != num_outcomes:
                 self._forget(found)
                 found.state = False
                 self._introduce(found.target, found.draft)
@@ -61,7 +63,7 @@ class ChannelIntroductions(Introductions[bool]):
     @property
     def num_ahead(self) -> int:
         """Open channels whose draft and target go on by themselves."""
-        return sum(found.state and self._is_chained(found) for found in self._pairs.values())
+        return sum(found.state and self._num_outcomes(found) > 0 for found in self._pairs.values())
 
     def on_event(self, replica: AnyReplica, event: OfferChannel | ChannelState) -> None:
         """A target's offer, or what either side says of a channel."""
@@ -71,7 +73,7 @@ class ChannelIntroductions(Introductions[bool]):
         if isinstance(event, OfferChannel):
             if replica is found.target:
                 address = _remote_address(found.target.description, found.draft.description)
-                offer = replace(event, is_chained=self._is_chained(found), target=address)
+                offer = replace(event, num_outcomes=self._num_outcomes(found), target=address)
                 found.draft.connection.send_alone(offer)
             return
         found.state = event.is_open
@@ -83,12 +85,12 @@ class ChannelIntroductions(Introductions[bool]):
             _log.info("proposals from %s to %s do not go directly: %s", *names, event.reason)
             self._try_again(found)
 
-    def _is_chained(self, found: Introduction[bool]) -> bool:
-        """False on one GPU, where a draft that goes on would take the target's time."""
+    def _num_outcomes(self, found: Introduction[bool]) -> int:
+        """Outcomes that the draft prepares, at most. None on one GPU, where it would take the target's time."""
         target, draft = found.target.description, found.draft.description
         device = "" if target is None or draft is None or target.device_id != draft.device_id else target.device_id
-        is_chosen = self._draft_ahead is DraftAhead.AUTO and found.target in self._ahead
-        return (is_chosen or self._draft_ahead is DraftAhead.CHAIN) and not device
+        is_chosen = self._draft_ahead is not DraftAhead.AUTO or found.target in self._ahead
+        return _NUM_OUTCOMES.get(self._draft_ahead, 0) if is_chosen and not device else 0
 
     def _may_meet(self, target: ModelDescription, draft: ModelDescription) -> bool:
         if not (self._is_enabled and target.channel_host and draft.channel_host):
@@ -98,8 +100,8 @@ class ChannelIntroductions(Introductions[bool]):
 
     def _request(self, connection: int) -> RequestChannel:
         wants_verdicts = self._draft_ahead is not DraftAhead.IN_TURN
-        is_chained = any(self._is_chained(each) for each in self._pairs.values() if each.connection == connection)
-        return RequestChannel(connection, wants_verdicts, begins_next=is_chained)
+        own = [each for each in self._pairs.values() if each.connection == connection]
+        return RequestChannel(connection, wants_verdicts, begins_next=any(map(self._num_outcomes, own)))
 
     def _end(self, connection: int) -> CloseChannel:
         return CloseChannel(connection)

@@ -45,12 +45,16 @@ from outrider.serving.paged_executor import PagedExecutor
 from outrider.serving.session import Session
 from outrider.structured_output import GrammarCompiler, PositionMasks, made_within
 from outrider.types import JudgingRule, ModelDescription, StepCost, part_of
-from outrider_draft.batch_forward import DraftSessions, LoopForward
+from outrider_draft.batch_forward import DraftSessions, LoopForward, with_branches
 from outrider_draft.items import check_extend, proposal_length
 from outrider_draft.proposers.passes import joined, single
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer
 from outrider_draft.proposers.tail_sequences import TailSequence, TailSequences, longest_tail
 
+_BRANCH_ROWS = 32
+"""Rows of a loop of a draft model that take hardly more time than one."""
+_SCARCE = 4
+"""No branch is made while less than this part of all pages is free: sessions need them."""
 DraftSession = Session[TailSequence]
 
 
@@ -232,6 +236,25 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         has_metadata = isinstance(state, DraftState) and state.metadata is not None and state.metadata.needs_evidence
         return has_metadata and _may_begin(session) and session.sequence.lag == 0
 
+    @property
+    def num_branch_rows(self) -> int:
+        """Rows of one loop; no branches where a sequence holds more than pages that all stay."""
+        return min(self._max_rows, _BRANCH_ROWS) if self.runner.sequences.can_branch else 0
+
+    def branch(self, session: DraftSession, length: int) -> KVSequence | None:
+        """A branch of the session's KV sequence, which is of its whole text where there are branches."""
+        manager = self.runner.sequences
+        is_scarce = manager.num_free < max(_BRANCH_ROWS, manager.pool.num_pages // _SCARCE)
+        return None if is_scarce else manager.branch(session.sequence.kv, length)
+
+    def take_branch(self, session: DraftSession, branch: KVSequence) -> None:
+        """Pages of a branch become the session's."""
+        self.runner.sequences.take_branch(session.sequence.kv, branch)
+
+    def drop_branch(self, branch: KVSequence) -> None:
+        """Pages of a branch go back."""
+        self.runner.sequences.drop_branch(branch)
+
     def matches(self, item: Extend, prepared: Extend) -> bool:
         """True if an item asks for what was begun."""
         return asks_for_same(item, prepared)
@@ -268,14 +291,17 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         is_sound = (
             1 <= min(lengths) <= most <= MAX_STEPS
             and 1 <= min(counts) <= longest <= MAX_CATCH_UP
-            and len(lengths) <= self._max_rows
+            and len(lengths) + len(step.branches or ()) <= self._max_rows
             and 0 <= min(ids) <= max(ids) < self.runner.config.vocab_size
             and max(batched.draft_lengths.tolist()) <= MAX_DRAFT_LENGTH
         )
         step.asked = DraftBatch(rows.kvs, rows.metadata, step.bases.tolist(), ids, counts, lengths, rows.lags)
         step.asked.guessed_from = None if step.guessed_from is None else step.guessed_from.tolist()
         manager, kept = self.runner.sequences, np.array(step.asked.lengths)
-        return is_sound and manager.surely_fit(len(lengths), longest + most) and manager.have_states(rows.kvs, kept)
+        is_sound = is_sound and manager.have_states(rows.kvs, kept)
+        if step.branches:
+            step.asked = with_branches(step.asked, step.branches)
+        return is_sound and manager.surely_fit(len(step.asked.sequences), longest + most)
 
     def start_step(
         self, step: LookaheadStep | DecodeBatch, batch: Sequence[tuple[ProposalJob, int]] = ()

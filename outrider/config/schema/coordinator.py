@@ -129,7 +129,8 @@ class CoordinatorSettings(Section):
         " directly. in_turn: nothing; verdict: the next proposals of greedy and coupled requests, once the target's"
         " verdict has come directly too; chain: draft and target both go on by themselves, under rejection the draft"
         " alone, unless both models share a GPU; it pays for few users, where a draft's loop takes less time than"
-        " the target's forward; auto: verdict or chain, whichever has served a target's users sooner.",
+        " the target's forward; branches: as chain, and the draft prepares proposals for other outcomes of the target's"
+        " step too; auto: verdict or chain, whichever has served a target's users sooner.",
     )
     link_timeout_ms: Positive = Field(
         3000,

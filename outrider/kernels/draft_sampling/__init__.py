@@ -20,6 +20,10 @@ units in the last place of exact ones and their sum within 1e-6 of 1, so tokens 
 change places, at the edge of the set too, and a token may be in or out where the mass before it is that close to
 ``mass``. Tokens of a probability under 2**-126 are left out.
 
+Of rows that take an argmax over all tokens (greedy, coupled) a record names runners-up too: the tokens that would have
+been drawn without the ones before them. They are hints: an implementation may leave out some, and names none of other
+rows.
+
 A ``DraftSampler`` writes to a ``DraftSink``; nothing comes back to the host.
 """
 

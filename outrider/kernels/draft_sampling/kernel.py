@@ -20,7 +20,15 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider.kernels.draft_sampling.layout import NUM_COLUMNS, NUM_FIELDS, Column, DraftSink, Method
+from outrider.kernels.draft_sampling.layout import (
+    NUM_COLUMNS,
+    NUM_FIELDS,
+    NUM_RUNNERS_UP,
+    Column,
+    DraftSink,
+    Field,
+    Method,
+)
 from outrider.kernels.launching import launch_options
 from outrider.randomness.philox_triton import gumbel_of_bits, philox_lanes
 from outrider.randomness.streams import GROUP_SIZE, LANES, Stream
@@ -53,7 +61,9 @@ _SHIFT = tl.constexpr(19)
 _BIN_SIZE = tl.constexpr(1 << 19)
 _BINS = tl.constexpr(2048)  # a probability's bits, up to those of 1.0, shifted
 _NO_ID = tl.constexpr(2**31 - 1)
-_LARGEST, _MASS, _BEST, _FLAW = (tl.constexpr(i) for i in range(4))  # a partial's rows
+_LARGEST, _MASS, _BEST, _FLAW, _SECOND = (tl.constexpr(i) for i in range(5))  # a partial's rows
+_PARTIALS = tl.constexpr(5)
+_RUNNER_UP, _GAP, _RUNNERS_UP = (tl.constexpr(int(i)) for i in (Field.RUNNER_UP, Field.GAP, NUM_RUNNERS_UP))
 _NO_MASS = tl.constexpr(4.0)  # that nothing has
 _MARGIN = tl.constexpr(1e-5)  # of masses that are sums of float32
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -110,7 +120,7 @@ def _summary(partials_ptr, row, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     """(largest, sum of exponentials under it, largest with noise, any flaw) of a row."""
     part = tl.arange(0, BLOCK)
     inside = part < PARTS
-    partial = partials_ptr + row * 4 * PARTS + part
+    partial = partials_ptr + row * _PARTIALS * PARTS + part
     maxima = tl.load(partial + _LARGEST * PARTS, mask=inside, other=float("-inf"), cache_modifier=".cg")
     masses = tl.load(partial + _MASS * PARTS, mask=inside, other=0.0, cache_modifier=".cg")
     bests = tl.load(partial + _BEST * PARTS, mask=inside, other=float("-inf"), cache_modifier=".cg")
@@ -183,8 +193,8 @@ def _neighbours_noise(blocks, numbers):
 def _reduce_kernel(
     logits_ptr,  # [B, V]
     parameters_ptr,  # [B, NUM_COLUMNS]
-    partials_ptr,  # [B, 4, PARTS] float32
-    best_ids_ptr,  # [B, PARTS] int32
+    partials_ptr,  # [B, 5, PARTS] float32
+    best_ids_ptr,  # [B, 2, PARTS] int32: of the best and the second of each part
     histogram_ptr,  # [B, BINS] int32
     counters_ptr,  # [B, 2] int32: candidates, programs that finished
     vocab_size,
@@ -222,19 +232,25 @@ def _reduce_kernel(
         mass = tl.sum(tl.sum(weights, 1), 0)
     best = tl.max(tl.max(scores, 1), 0)
     best_id = tl.min(tl.min(tl.where(scores == best, token, _NO_ID), 1), 0)
-    partial = partials_ptr + row * 4 * PARTS + part
+    partial = partials_ptr + row * _PARTIALS * PARTS + part
     tl.store(partial + _LARGEST * PARTS, largest)
     tl.store(partial + _MASS * PARTS, mass)
     tl.store(partial + _BEST * PARTS, best)
     tl.store(partial + _FLAW * PARTS, flaw)
-    tl.store(best_ids_ptr + row * PARTS + part, best_id)
+    ids = best_ids_ptr + row * 2 * PARTS + part
+    tl.store(ids, best_id)
+    if gathered == 0:
+        scores = tl.where(token == best_id, float("-inf"), scores)
+        second = tl.max(tl.max(scores, 1), 0)
+        tl.store(partial + _SECOND * PARTS, second)
+        tl.store(ids + PARTS, tl.min(tl.min(tl.where(scores == second, token, _NO_ID), 1), 0))
 
 
 @triton.jit(do_not_specialize_on_alignment=_PLAIN)
 def _histogram_kernel(
     logits_ptr,  # [B, V]
     parameters_ptr,  # [B, NUM_COLUMNS]
-    partials_ptr,  # [B, 4, PARTS] float32
+    partials_ptr,  # [B, 5, PARTS] float32
     histogram_ptr,  # [B, BINS] int32
     vocab_size,
     floor,
@@ -311,7 +327,7 @@ def _sufficient_edge(counts, from_here_up, bin_, numbers, mass, uncounted, MASS:
 def _gather_kernel(
     logits_ptr,  # [B, V]
     parameters_ptr,  # [B, NUM_COLUMNS]
-    partials_ptr,  # [B, 4, PARTS] float32
+    partials_ptr,  # [B, 5, PARTS] float32
     histogram_ptr,  # [B, BINS] int32
     counters_ptr,  # [B, 2] int32
     candidates_ptr,  # [B, 2, CAPACITY] int32: bits and ids
@@ -418,13 +434,33 @@ def _draw(
     tl.store(record + 1, tl.where(is_sparse, tl.sum(kept.to(tl.int32), 0), 0))
     tl.store(record + 2, 1)
     tl.store(record + 3, largest.to(tl.int32, bitcast=True))
+    tl.store(record + _RUNNER_UP, -1)
+
+
+@triton.jit
+def _note_runners_up(record, is_named, drawn, best, bests, ids, partial, own, index, PARTS: tl.constexpr):
+    """The best after the drawn token of the two that each part names [BLOCK]; none unless ``is_named``."""
+    tl.store(record + _RUNNER_UP, -1)
+    if is_named != 0:  # a return here would not compile
+        inside = index < PARTS
+        seconds = tl.load(partial + _SECOND * PARTS, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        second_ids = tl.load(own + PARTS, mask=inside, other=_NO_ID, cache_modifier=".cg")
+        bests = tl.where(ids == drawn, float("-inf"), bests)
+        for place in tl.static_range(_RUNNERS_UP):
+            score = tl.maximum(tl.max(bests, 0), tl.max(seconds, 0))
+            first = tl.min(tl.where(bests == score, ids, _NO_ID), 0)
+            token = tl.minimum(first, tl.min(tl.where(seconds == score, second_ids, _NO_ID), 0))
+            tl.store(record + _RUNNER_UP + place, tl.where(score > float("-inf"), token, -1))
+            tl.store(record + _GAP + place, (best - score).to(tl.int32, bitcast=True))
+            bests = tl.where(ids == token, float("-inf"), bests)
+            seconds = tl.where(second_ids == token, float("-inf"), seconds)
 
 
 @triton.jit(do_not_specialize_on_alignment=[*_PLAIN, "step_ptr", "next_ids_ptr"])
 def _finish_kernel(
     parameters_ptr,  # [B, NUM_COLUMNS]
-    partials_ptr,  # [B, 4, PARTS] float32
-    best_ids_ptr,  # [B, PARTS] int32
+    partials_ptr,  # [B, 5, PARTS] float32
+    best_ids_ptr,  # [B, 2, PARTS] int32: of the best and the second of each part
     counters_ptr,  # [B, 2] int32
     candidates_ptr,  # [B, 2, CAPACITY] int32
     places_ptr,  # [B, CAPACITY] int32
@@ -460,10 +496,12 @@ def _finish_kernel(
     if (_is_gathered(numbers) == 0) | (usable == 0):
         if part == 0:
             index = tl.arange(0, BLOCK_PARTS)
-            partial = partials_ptr + row * 4 * PARTS + index
+            partial = partials_ptr + row * _PARTIALS * PARTS + index
             bests = tl.load(partial + _BEST * PARTS, mask=index < PARTS, other=float("-inf"), cache_modifier=".cg")
-            ids = tl.load(best_ids_ptr + row * PARTS + index, mask=index < PARTS, other=_NO_ID, cache_modifier=".cg")
-            if tl.load(numbers + _METHOD) == _GROUPED:
+            own = best_ids_ptr + row * 2 * PARTS + index
+            ids = tl.load(own, mask=index < PARTS, other=_NO_ID, cache_modifier=".cg")
+            is_grouped = tl.load(numbers + _METHOD) == _GROUPED
+            if is_grouped:
                 bests = _group_scores(partial, index, numbers, PARTS)
                 best = tl.max(bests, 0)
             token = tl.min(tl.where(bests == best, ids, _NO_ID), 0)
@@ -472,6 +510,8 @@ def _finish_kernel(
             tl.store(record + 1, 0)
             tl.store(record + 2, (flawed == 0).to(tl.int32))
             tl.store(record + 3, largest.to(tl.int32, bitcast=True))
+            is_named = (is_grouped == 0) & (_is_gathered(numbers) == 0) & usable
+            _note_runners_up(record, is_named, token, best, bests, ids, partial, own, index, PARTS)
         return
     count = tl.load(counters_ptr + row * 2, cache_modifier=".cg")
     if part * PLACED >= count:
@@ -525,8 +565,8 @@ class TritonSampler:
         capacity = max(_MIN_CAPACITY, 2 * triton.next_power_of_2(self._limit))
         floor = (1 - self._mass) / (2 * vocab_size) if self._mass <= _SURE_MASS else 0.0
         integers, options = {"dtype": torch.int32, "device": logits.device}, launch_options(logits)
-        partials = torch.empty(num_rows, 4, parts, dtype=torch.float32, device=logits.device)
-        best_ids = torch.empty(num_rows, parts, **integers)  # type: ignore[call-overload]
+        partials = torch.empty(num_rows, _PARTIALS.value, parts, dtype=torch.float32, device=logits.device)
+        best_ids = torch.empty(num_rows, 2, parts, **integers)  # type: ignore[call-overload]
         histogram = torch.empty(num_rows, _BINS.value, **integers)  # type: ignore[call-overload]
         counters = torch.empty(num_rows, 2, **integers)  # type: ignore[call-overload]
         candidates = torch.empty(num_rows, 2, capacity, **integers)  # type: ignore[call-overload]

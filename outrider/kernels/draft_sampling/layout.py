@@ -15,6 +15,8 @@ from outrider.randomness.streams import Stream, split_seed
 
 MAX_BANNED = 8
 """Token ids that a row may exclude one by one."""
+NUM_RUNNERS_UP = 4
+"""Tokens that a record names after the one that was drawn."""
 ALWAYS = 2**31 - 1
 """The ``until`` of a token that is never drawn."""
 
@@ -80,9 +82,13 @@ class Field(enum.IntEnum):
     """True if all raw logits of the row are."""
     LARGEST = 3
     """The bits of the largest processed logit, a float32."""
+    RUNNER_UP = 4
+    """The first of ``NUM_RUNNERS_UP`` token ids that came next to the drawn one, best first; -1: there are no more."""
+    GAP = 8
+    """The first of as many float32, by their bits: how far each lies below the drawn token."""
 
 
-NUM_FIELDS = len(Field)
+NUM_FIELDS = Field.GAP + NUM_RUNNERS_UP
 
 _HOTTEST = float(torch.finfo(torch.float32).max)
 _AS_THEY_ARE, _AS_INTEGERS = struct.Struct("=IIfff"), struct.Struct("=iiiii")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from outrider.kernels.draft_sampling.layout import MAX_BANNED, Column, DraftSink, Method
+from outrider.kernels.draft_sampling.layout import MAX_BANNED, NUM_RUNNERS_UP, Column, DraftSink, Field, Method
 from outrider.kernels.ordering import largest
-from outrider.randomness.philox_torch import StreamRows
+from outrider.randomness.philox_torch import StreamRows, row_gumbel
 from outrider.randomness.streams import MASK, Stream
-from outrider.sampling.draws import grouped_argmax, gumbel_argmax, gumbel_argmax_among
+from outrider.sampling.draws import grouped_argmax, gumbel_argmax_among
 from outrider.sampling.support import choose_support
 
 _MASKED = float("-inf")
@@ -42,12 +42,17 @@ class ReferenceSampler:
         processed = _process(logits, numbers)
         best, token = processed.max(-1)
         is_finite = bool(logits.isfinite().all())
-        record.copy_(torch.tensor([-1, 0, int(is_finite), _bits(best)]))
+        record[: Field.RUNNER_UP] = torch.tensor([-1, 0, int(is_finite), _bits(best)])
+        record[Field.RUNNER_UP] = -1
         if not (is_finite and bool(best.isfinite())):
             return 0
         noise = _noise(numbers, logits.device)
-        if numbers[Column.METHOD] == Method.COUPLED:
-            token = gumbel_argmax(processed, noise)
+        if numbers[Column.METHOD] == Method.GREEDY:
+            _note_runners_up(processed, record)
+        elif numbers[Column.METHOD] == Method.COUPLED:
+            scores = row_gumbel(noise, logits.shape[-1]).add_(processed)
+            token = scores.argmax(-1)
+            _note_runners_up(scores, record)
         elif numbers[Column.METHOD] == Method.GROUPED:
             token = grouped_argmax(processed, noise, _noise(numbers, logits.device, Stream.OUTSIDE_GROUP))
         elif numbers[Column.METHOD] == Method.CUT_COUPLED:
@@ -78,6 +83,16 @@ class ReferenceSampler:
             return probs
         left = torch.zeros_like(probs).scatter_(-1, ids, ordered.masked_fill(~kept, 0.0))
         return left / _sum_of(sums, kept)
+
+
+def _note_runners_up(scores: torch.Tensor, record: torch.Tensor) -> None:  # [1, V], [NUM_FIELDS]
+    """Name the tokens after the best one."""
+    values, ids = largest(scores, min(NUM_RUNNERS_UP + 1, scores.shape[-1]))
+    gaps = (values[0, :1] - values[0, 1:]).view(torch.int32)
+    named = ids[0, 1:].masked_fill(values[0, 1:].isinf(), -1)
+    record[Field.RUNNER_UP : Field.GAP] = -1
+    record[Field.RUNNER_UP : Field.RUNNER_UP + len(named)] = named
+    record[Field.GAP : Field.GAP + len(gaps)] = gaps
 
 
 def _floats(*bits: int) -> list[float]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import IntegrityError, OutriderError
-from outrider.kernels.draft_sampling.layout import Field
+from outrider.kernels.draft_sampling.layout import NUM_RUNNERS_UP, Field
 from outrider.model_executor.draft_loop.batched import DraftBatch
 from outrider.model_executor.draft_loop.rows import DraftRow
 from outrider.sampling.checks import row_error
@@ -37,6 +38,14 @@ class Draws:
     """Error that ended the draws early, if they are fewer than requested."""
 
 
+class RunnersUp(NamedTuple):
+    """Tokens that came next to each draft token of a row, best first; -1 ends the list of one."""
+
+    token_ids: Numbers  # [K, NUM_RUNNERS_UP]
+    gaps: NDArray[np.float32]  # [K, NUM_RUNNERS_UP]
+    """Distance of each below the drawn token."""
+
+
 @dataclass(frozen=True, slots=True)
 class DrawnBatch:
     """Draft tokens and evidence of rows that drew all that they were to draw."""
@@ -45,6 +54,21 @@ class DrawnBatch:
     token_ids: Numbers  # [T]
     supports: SparseEvidence | None
     """The evidence of all, one draft token after the other."""
+    records: Numbers | None = None  # [B, K, NUM_FIELDS] valid until the next loop
+
+    def runners_up(self) -> list[RunnersUp]:
+        """Tokens that came next to each draft token of each row."""
+        if self.records is None:
+            return []
+        named = self.records[:, :, Field.RUNNER_UP :].copy()
+        ids, gaps = named[..., :NUM_RUNNERS_UP], named[..., NUM_RUNNERS_UP:].view(np.float32)
+        return [RunnersUp(ids[row, :count], gaps[row, :count]) for row, count in enumerate(self.counts)]
+
+    def after(self, num_rows: int) -> DrawnBatch:
+        """All but the first rows, which have no evidence."""
+        if not num_rows:
+            return self
+        return DrawnBatch(self.counts[num_rows:], self.token_ids[sum(self.counts[:num_rows]) :], None)
 
     def texts(self) -> list[list[int]]:
         """The draft tokens of each row."""
@@ -67,16 +91,16 @@ def read_batch(
         return None
     if batched.metadata.is_certain:
         ones = np.ones(len(token_ids), dtype=np.int32)
-        return DrawnBatch(lengths, token_ids, SparseEvidence(ones, token_ids, ones.astype(np.float32)))
+        return DrawnBatch(lengths, token_ids, SparseEvidence(ones, token_ids, ones.astype(np.float32)), of_rows)
     if supports is None:
-        return DrawnBatch(lengths, token_ids, None)
+        return DrawnBatch(lengths, token_ids, None, of_rows)
     counts = widths.flatten() if is_drawn is None else widths[is_drawn]
     widest = max(counts.tolist())
     is_in = np.arange(widest) < widths[:, :, None]  # [B, K, W]
     if is_drawn is not None:
         is_in &= is_drawn[:, :, None]
     ids, probs = supports[:, :num_rows, :, :widest].transpose(2, 1, 0, 3)[:, is_in]
-    return DrawnBatch(lengths, token_ids, SparseEvidence(counts, ids, probs.view(np.float32)))
+    return DrawnBatch(lengths, token_ids, SparseEvidence(counts, ids, probs.view(np.float32)), of_rows)
 
 
 def read_draws(

@@ -1,24 +1,26 @@
 """Drafts ahead: draft loops that follow from a target's verdicts alone, and push what they draw.
 
 A session's chain begins with proposals that were sent to a target directly. The draft goes on from them as if all were
-accepted; what it draws first is its guess of the target's next token. Each verdict makes one loop due: from the pushed
-tokens where the guess was right, else from the text that the verdict names. All sessions that are due share a loop. A
-verdict on another text ends the session's chain; so does any command for it.
+accepted; what it draws first is its guess of the target's next token. Each verdict makes one loop due: from what was
+pushed for just this outcome (``branches``), else from the text that the verdict names. All sessions that are due share
+a loop. A verdict on another text ends the session's chain; so does any command for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from outrider.batched import U4, U8, AnswerBatch
+from outrider.batched import U4, U8
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Extend, Proposal
 from outrider.proposal_channel.pushes import ChainStart, Pushes
 from outrider.proposal_channel.verdicts import Verdicts
+from outrider.serving.decode.branches import Branch, Choice, Drawn, Outcome
 from outrider.serving.decode.sessions import LastSessions
 from outrider.serving.decode.step import DecodeBatch, extend_batch
 from outrider.serving.executor import Executor
@@ -42,28 +44,63 @@ class _Chain:
     base: int
     """Length of the text whose next tokens the target computes now."""
     draft_length: int
-    pushed: tuple[int, list[int]] = (-1, [])
-    """Length of the text before the guess, and the tokens that were pushed after it."""
+    num_outcomes: int
+    """Outcomes of a step that are prepared, at most."""
+    outcomes: dict[tuple[int, int], Outcome] = field(default_factory=dict)
+    """Pushed outcomes, by the length of the text before the guess and the guess."""
+    branches: list[Any] = field(default_factory=list)
+    """Sequences of all outcomes but the session's own."""
+    choices: Sequence[Choice] = ()
+    """Outcomes that the next loop may prepare beside its own."""
     brought: list[int] = field(default_factory=list)
     """Tokens that the next loop takes in; empty: none is due."""
     kept: int = 0
     """Tokens that it keeps before them."""
+    length: int = 0
+    """Tokens of the text before the guess of the next loop."""
+    guess: list[int] = field(default_factory=list)
+    """The guess; empty: the loop draws it first."""
 
-    def follow(self, base: int, accepted: int, last: int, following: int) -> bool:
-        """Make the loop due that follows from a verdict; False where the chain ends."""
-        if base != self.base:
-            return False
-        text = base + accepted
-        at, tokens = self.pushed
-        self.base = text + 1
-        if not self.brought and at == text and tokens[:1] == [following]:
-            self.kept, self.brought = text + len(tokens) - 1, tokens[-1:]
-            return True
-        if self.brought and not accepted:
-            last = self.brought[-1]  # the loop before has not begun
-        self.kept = min(text, self.session.sequence.length)
-        self.brought = [last, following][-1 - (text - self.kept) :]
-        return text - self.kept < _MAX_BROUGHT
+    @property
+    def num_drawn(self) -> int:
+        """Tokens that the next loop draws: the draft tokens, of which a coordinator wants all or none, the guess of the
+        token after them, and that of the token before them unless it is known.
+        """
+        return self.draft_length + (1 if self.guess else 2)
+
+    @property
+    def is_at_end(self) -> bool:
+        """True if a loop would have nothing to draw."""
+        longest = min(self.session.open.max_length, self.session.reserved_length + 1)
+        return self.kept + len(self.brought) >= longest
+
+    def follow(self, base: int, accepted: int, last: int, following: int) -> Outcome | None:
+        """Make the loop due that follows from a verdict; the outcome, if it was prepared. Nothing is due then where the
+        chain ends.
+        """
+        found = self.outcomes.get((base + accepted, following)) if base == self.base else None
+        self.outcomes, self.choices = {}, ()
+        if found is not None:
+            self._go_on(found)
+        elif base == self.base:
+            self._miss(base + accepted, last if accepted or not self.brought else self.brought[-1], following)
+        else:
+            self.brought = []
+        return found
+
+    def _go_on(self, outcome: Outcome) -> None:
+        token_ids = outcome.token_ids
+        self.base = outcome.length + 1
+        self.kept, self.brought = outcome.length + len(token_ids) - 1, token_ids[-1:]
+        self.guess = self.brought if len(token_ids) > 1 else []
+        self.length = self.kept + 1 - len(self.guess)
+        self.choices = outcome.choices(self.num_outcomes - 1)
+
+    def _miss(self, text: int, last: int, following: int) -> None:
+        self.base = self.length = text + 1
+        self.kept, self.guess = min(text, self.session.sequence.length), []
+        num_lacking = text - self.kept + 1
+        self.brought = [last, following][-num_lacking:] if num_lacking <= _MAX_BROUGHT else []
 
 
 class DraftsAhead:
@@ -85,6 +122,8 @@ class DraftsAhead:
         """Verdicts that have come and are not followed yet, each with its link."""
         self._last = LastSessions(executor.session_rows)
         self.running: DecodeBatch | None = None
+        self._rows: list[tuple[_Chain, Branch | None]] = []
+        """Chain of each row of it, and the branch; None: the session's own row."""
 
     @property
     def is_due(self) -> bool:
@@ -98,8 +137,9 @@ class DraftsAhead:
             if session is None or generation != session.generation + 1 or not self._executor.follows_verdicts(session):
                 continue
             if session.sequence.length == base + accepted - 1:
-                chain = _Chain(session, start.channel, base, accepted)
-                chain.kept, chain.brought = base + accepted - 1, [last]
+                chain = _Chain(session, start.channel, base, accepted, start.num_outcomes)
+                chain.kept, chain.brought, chain.length = base + accepted - 1, [last], base + accepted
+                self.forget(session.key)
                 self._chains[session.key] = chain
                 yield session.key
 
@@ -118,11 +158,21 @@ class DraftsAhead:
                 if chain is None:
                     continue
                 chain.session.used_ns = now_ns
-                hit = chain.pushed[1][:1] == [verdict[3]] and chain.pushed[0] == verdict[0] + verdict[1]
-                self._stats.num_lookahead_used += hit
-                self._stats.num_lookahead_unused += not hit
-                if not chain.follow(*verdict):
+                outcome = chain.follow(*verdict)
+                self._stats.num_lookahead_used += outcome is not None
+                self._stats.num_lookahead_unused += outcome is None
+                if outcome is not None and outcome.branch is not None:
+                    chain.branches.remove(outcome.branch)
+                    self._executor.take_branch(chain.session, outcome.branch)
+                self._drop_branches([chain])
+                if not chain.brought or chain.is_at_end:
                     del self._chains[link_id, number]
+
+    def _drop_branches(self, chains: Iterable[_Chain]) -> None:
+        for chain in chains:
+            for branch in chain.branches:
+                self._executor.drop_branch(branch)
+            chain.branches.clear()
 
     def next_step(self, now_ns: int) -> DecodeBatch | None:
         """The loop of all sessions of one channel that are due, the one served longest ago; None where there is none.
@@ -140,9 +190,10 @@ class DraftsAhead:
         step = self._step(link_id, due, now_ns)
         for chain in due:
             chain.brought = []
-            del self._chains[chain.session.key]
-            if step is not None:  # the last of all now
-                self._chains[chain.session.key] = chain
+            if step is None:
+                self.forget(chain.session.key)
+            else:  # the last of all now
+                self._chains[chain.session.key] = self._chains.pop(chain.session.key)
         self.running = step
         return step
 
@@ -152,9 +203,9 @@ class DraftsAhead:
             return  # the loop before has not ended
         chain.brought = []
         prefix_hash = self._sessions.prefix_hash(session, kept)
-        item = Extend(session.open.session, session.generation, kept, prefix_hash, brought, chain.draft_length + 1)
+        item = Extend(session.open.session, session.generation, kept, prefix_hash, brought, chain.num_drawn)
         if self._sessions.rewind(session, kept, prefix_hash) is not None or self._is_invalid(session, item):
-            del self._chains[session.key]
+            self.forget(session.key)
             return
         self._scheduler.lookahead.begin(session, item, is_guess=True)
 
@@ -167,45 +218,80 @@ class DraftsAhead:
     def _take_guess(self, request: AnyRequest) -> None:
         """Push what a request has drawn."""
         chain, answer = self._chains.get(request.session.key), request.answer
-        if chain is not None and isinstance(answer, Proposal) and answer.token_ids:
+        if chain is None or not isinstance(answer, Proposal) or not answer.token_ids:
+            return
+        if answer.base_length == chain.length + len(chain.guess):
             link_id = request.session.link_id
-            chain.pushed = answer.base_length, list(answer.token_ids)
-            pushes = Pushes(
-                np.array([answer.session], dtype=U8),
-                np.array([answer.base_length], dtype=np.int64),
-                np.array([len(answer.token_ids)], dtype=U4),
-                np.array(answer.token_ids, dtype=U4),
-                chain.channel,
-            )
+            outcome = Outcome(chain.length, [*chain.guess, *answer.token_ids])
+            chain.outcomes[outcome.key] = outcome
+            pushes = _pushes([(answer.session, outcome)], chain.channel)
             self._outputs.put_messages([(link_id, EventBatch((), batched=(pushes,)))])  # type: ignore[arg-type]
 
     def _step(self, link_id: int, due: Sequence[_Chain], now_ns: int) -> DecodeBatch | None:
         kept = np.array([chain.kept for chain in due], dtype=np.int64)
         counts = np.array([len(chain.brought) for chain in due], dtype=np.int64)
-        lengths = np.array([chain.draft_length + 1 for chain in due], dtype=np.int64)
+        lengths = np.array([chain.num_drawn for chain in due], dtype=np.int64)
         tokens = np.array([token_id for chain in due for token_id in chain.brought], dtype=U4)
         own = self._last.of([chain.session for chain in due])
         batched = extend_batch(own.sessions, kept, counts.astype(U4), tokens, lengths, channel=due[0].channel)
         step = DecodeBatch(link_id, batched, own, kept, kept + counts, lengths, now_ns, is_asked=False)
-        return step if self._executor.takes_batch(step) else None
+        step.branches = self._branches(due)
+        if step.branches and not self._executor.takes_batch(step):
+            self._drop_branches(due)
+            step.branches = []
+        self._rows = [(due[each.place], each) for each in step.branches]
+        self._rows += [(chain, None) for chain in due]
+        return step if step.branches or self._executor.takes_batch(step) else None
 
-    def finish(self, step: DecodeBatch, answers: AnswerBatch[Any]) -> Messages:
+    def _branches(self, due: Sequence[_Chain]) -> list[Branch]:
+        """The likeliest outcomes of all sessions that are due, as many as a loop has rows for."""
+        choices = [(choice, place) for place, chain in enumerate(due) for choice in chain.choices]
+        found: list[Branch] = []
+        for choice, place in heapq.nlargest(self._executor.num_branch_rows - len(due), choices):
+            sequence = self._executor.branch(due[place].session, choice.length)
+            if sequence is None:
+                break
+            due[place].branches.append(sequence)
+            found.append(Branch(place, choice.length, choice.token_id, sequence))
+        return found
+
+    def finish(self, step: DecodeBatch, drawn: Sequence[Drawn]) -> Messages:
         """Push what a loop has drawn."""
         self.running = None
-        pushes = Pushes(answers.sessions, answers.base_lengths, answers.counts, answers.token_ids, step.batched.channel)
-        for number, base, token_ids in pushes.rows():
-            chain = self._chains.get((step.link_id, number))
-            if chain is not None:
-                chain.pushed = base, token_ids
-        return [(step.link_id, EventBatch((), batched=(pushes,)))]  # type: ignore[arg-type]
+        found: list[tuple[int, Outcome]] = []
+        for (chain, branch), row in zip(self._rows, drawn, strict=False):
+            if self._chains.get(chain.session.key) is chain:
+                guess = chain.guess if branch is None else [branch.token_id]
+                length = chain.length if branch is None else branch.length
+                sequence = None if branch is None else branch.sequence
+                outcome = Outcome(length, guess + row.token_ids, row.runners_up, sequence)
+                chain.outcomes[outcome.key] = outcome
+                found.append((chain.session.open.session, outcome))
+        self._rows = []
+        pushes = _pushes(found, step.batched.channel)
+        return [(step.link_id, EventBatch((), batched=(pushes,)))] if len(pushes.sessions) else []  # type: ignore[arg-type]
 
     def forget(self, key: SessionKey) -> None:
         """A session is asked for something, or ends."""
-        self._chains.pop(key, None)
+        if (chain := self._chains.pop(key, None)) is not None:
+            self._drop_branches([chain])
 
     def drop_link(self, link_id: int) -> None:
         """The sessions of a link end."""
-        self._chains = {key: chain for key, chain in self._chains.items() if key[0] != link_id}
+        for key in [key for key in self._chains if key[0] == link_id]:
+            self.forget(key)
+
+
+def _pushes(outcomes: Sequence[tuple[int, Outcome]], channel: int) -> Pushes:
+    """Outcomes of sessions, as far as there are draft tokens for them."""
+    told = [(number, outcome.length, outcome.pushed) for number, outcome in outcomes if outcome.pushed]
+    return Pushes(
+        np.array([number for number, _, _ in told], dtype=U8),
+        np.array([length for _, length, _ in told], dtype=np.int64),
+        np.array([len(token_ids) for _, _, token_ids in told], dtype=U4),
+        np.array([token_id for _, _, token_ids in told for token_id in token_ids], dtype=U4),
+        channel,
+    )
 
 
 def _rows(verdicts: Verdicts) -> Iterator[tuple[int, ...]]:

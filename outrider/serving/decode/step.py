@@ -20,6 +20,7 @@ from outrider.batched import (
     ScoreBatch,
     StateBatch,
 )
+from outrider.serving.decode.branches import Branch
 from outrider.serving.decode.sessions import Ints, RunningSessions
 from outrider.serving.session import Session, SessionKey
 
@@ -43,6 +44,8 @@ class DecodeBatch:
     """False: a step that is begun before it is asked for (``begun``)."""
     guessed_from: Ints | None = None  # [B]
     """Committed tokens of the steps whose bonus tokens the first draws guess (``guesses``); None: they guess none."""
+    branches: Sequence[Branch] | None = None
+    """Rows of a draft loop before those of the sessions (``drafts_ahead``); None of any other step."""
 
     def __len__(self) -> int:
         return len(self.own.sessions)

@@ -421,7 +421,7 @@ class DecodeBatches:
         is_pushed = step is self.drafts.running or step is self._guesses.running
         self._answered = _Answered(step, batch, forward, step.bases.tolist(), output.settle, is_pushed)
         if step is self.drafts.running:
-            return self.drafts.finish(step, batched)
+            return self.drafts.finish(step, output.drawn)
         if step is self._guesses.running:
             self._guesses.finish(step, batched, forward)
             return []

@@ -71,7 +71,8 @@ class StepsAhead:
         self._due: dict[SessionKey, NextStep] = {}
         self._running: dict[SessionKey, NextStep] = {}
         self._held: dict[SessionKey, NextStep] = {}
-        self._pushed: dict[SessionKey, tuple[int, list[int]]] = {}
+        self._pushed: dict[SessionKey, dict[tuple[int, int], list[int]]] = {}
+        """Draft tokens by the length of the text before a guess and the guess."""
         self._silent: set[SessionKey] = set()
         """Sessions whose drafts were waited for in vain."""
         self._last = LastSessions(executor.session_rows)
@@ -92,10 +93,12 @@ class StepsAhead:
 
     def push(self, link_id: int, pushes: Pushes) -> None:
         """Keep what a draft has pushed, in place of what it had before."""
+        found: dict[SessionKey, dict[tuple[int, int], list[int]]] = {}
         for number, base, token_ids in pushes.rows():
             if token_ids and self._sessions.get(link_id, number) is not None:
-                self._pushed[link_id, number] = base, token_ids
-                self._silent.discard((link_id, number))
+                found.setdefault((link_id, number), {})[base, token_ids[0]] = token_ids[1:]
+        self._pushed.update(found)
+        self._silent -= found.keys()
 
     def go_on(self, link_id: int, answers: AnswerBatch[Any], channel: int) -> AnswerBatch[Any]:
         """Have the steps due that follow from scores that leave, which say so then."""
@@ -128,7 +131,7 @@ class StepsAhead:
     def _is_late(self, step: NextStep) -> bool:
         """True if nothing was pushed for a step, or only for an earlier one: its own push is on its way."""
         pushed = self._pushed.get(step.session.key)
-        return pushed is None or pushed[0] < step.num_kept_tokens
+        return pushed is None or max(pushed)[0] < step.num_kept_tokens
 
     def next_step(self, now_ns: int) -> DecodeBatch | None:
         """The step of all sessions of one link that are due, which are then no more; None where it cannot be begun."""
@@ -170,9 +173,8 @@ class StepsAhead:
             self._pushed.pop(key, None)
             self._silent.add(key)
             return []
-        base, (guess, *drafts) = self._pushed.pop(key)
-        if base != step.num_kept_tokens or guess != step.token_id:
-            return []
+        base = step.num_kept_tokens
+        drafts = self._pushed.pop(key).get((base, step.token_id), [])
         return drafts[: max(0, min(MAX_DRAFT_LENGTH, step.session.open.max_length - base - 1))]
 
     def claim(self, link_id: int, commands: Sequence[Any], arrived_ns: int) -> list[Any]:

@@ -51,7 +51,7 @@ def channel_offer_to_proto(message: ports.OfferChannel) -> channel_pb2.ProposalC
         offer_id=offer.offer_id,
         token=offer.token,
         port=offer.port,
-        is_chained=message.is_chained,
+        num_outcomes=message.num_outcomes,
         target_address="" if message.target is None else message.target.address,
         target_server_name="" if message.target is None else message.target.server_name,
     )
@@ -64,7 +64,7 @@ def channel_offer_from_proto(message: channel_pb2.ProposalChannelOffer) -> ports
     if not 0 < message.port < 1 << 16:
         raise ProtocolError(f"channel_offer: {message.port} is no port")
     offer = PlaneOffer(message.offer_id, message.token, _LOOPBACK, message.port)
-    return ports.OfferChannel(message.connection, offer, message.is_chained, _target_of(message))
+    return ports.OfferChannel(message.connection, offer, message.num_outcomes, _target_of(message))
 
 
 def _target_of(message: channel_pb2.ProposalChannelOffer) -> PeerAddress | None:

@@ -119,24 +119,26 @@ def test_an_offer_goes_on_to_the_draft_as_it_is(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("draft_ahead", "draft_device", "wants_verdicts", "is_chained"),
+    ("draft_ahead", "draft_device", "wants_verdicts", "num_outcomes"),
     [
-        (DraftAhead.IN_TURN, "gpu-2", False, False),
-        (DraftAhead.VERDICT, "gpu-2", True, False),
-        (DraftAhead.CHAIN, "gpu-2", True, True),
-        (DraftAhead.CHAIN, "gpu-1", True, False),  # a draft that goes on would take the target's time
+        (DraftAhead.IN_TURN, "gpu-2", False, 0),
+        (DraftAhead.VERDICT, "gpu-2", True, 0),
+        (DraftAhead.CHAIN, "gpu-2", True, 1),
+        (DraftAhead.BRANCHES, "gpu-2", True, 16),
+        (DraftAhead.BRANCHES, "gpu-1", True, 0),
+        (DraftAhead.CHAIN, "gpu-1", True, 0),  # a draft that goes on would take the target's time
     ],
 )
 def test_what_goes_ahead_is_said_to_both_sides(
-    draft_ahead: DraftAhead, draft_device: str, wants_verdicts: bool, is_chained: bool
+    draft_ahead: DraftAhead, draft_device: str, wants_verdicts: bool, num_outcomes: int
 ) -> None:
     channels: Any = ChannelIntroductions(is_enabled=True, draft_ahead=draft_ahead)
     target, draft = attached(device="gpu-1"), attached(role="draft", device=draft_device)
     channels.target_attached(target)
     channels.draft_attached(draft)
     channels.on_event(target, OfferChannel(1, OFFER))
-    assert target.sent == [RequestChannel(1, wants_verdicts=wants_verdicts, begins_next=is_chained)]
-    assert draft.sent == [OfferChannel(1, OFFER, is_chained=is_chained)]
+    assert target.sent == [RequestChannel(1, wants_verdicts=wants_verdicts, begins_next=num_outcomes > 0)]
+    assert draft.sent == [OfferChannel(1, OFFER, num_outcomes=num_outcomes)]
 
 
 def test_another_order_is_taken_by_another_channel() -> None:
@@ -161,7 +163,7 @@ def test_another_order_is_taken_by_another_channel() -> None:
         last = 1 if is_ahead else 3
         assert target.sent == [CloseChannel(last), RequestChannel(number, wants_verdicts=True, begins_next=is_ahead)]
         channels.on_event(target, OfferChannel(number, OFFER))
-        assert draft.sent == [CloseChannel(last), OfferChannel(number, OFFER, is_chained=is_ahead)]
+        assert draft.sent == [CloseChannel(last), OfferChannel(number, OFFER, num_outcomes=int(is_ahead))]
         channels.on_event(draft, ChannelState(number, is_open=True))
         assert (channels.channel(target, draft), channels.num_ahead) == (number, is_ahead)
         channels.take_order(target, is_ahead)

@@ -39,7 +39,7 @@ def written(num_rows: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def fail(record: np.ndarray[Any, Any], *, finite: bool, largest: float) -> None:
-    record[:] = (-1, 0, int(finite), np.float32(largest).view(np.int32))
+    record[: Field.RUNNER_UP] = (-1, 0, int(finite), np.float32(largest).view(np.int32))
 
 
 def evidence_of(draws: Draws) -> tuple[list[int], list[int], list[float]]:

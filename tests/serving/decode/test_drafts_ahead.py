@@ -13,6 +13,7 @@ import pytest
 
 from outrider.batched import U4, U8
 from outrider.item_batch import command_batch
+from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Release
 from outrider.proposal_channel.pushes import ChainStart, Pushes
@@ -25,6 +26,7 @@ from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core
 from tests.serving.lookahead.device import CountingExecutor, Runner
 from tests.support.core_driver import Driver, extend_item, open_session
+from tests.support.cpu_loops import have_loops
 from tests.support.tiny_models import cached_tiny_model
 
 VOCABULARY, NUM_PAGES, NUM_SESSIONS, PROMPT, LENGTH, K, CHANNEL = 200, 400, 3, 9, 200, 3, 5
@@ -33,8 +35,9 @@ GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=0.
 
 def new_driver() -> Driver:
     runner = ModelRunner.load(
-        cached_tiny_model("llama", seed=1), dtype="float32", page_size=4, num_pages=NUM_PAGES, max_model_len=LENGTH
-    )
+        cached_tiny_model("llama", seed=1), dtype="float32", page_size=4, num_pages=NUM_PAGES,
+        max_model_len=LENGTH, drafting=DraftingRules(),
+    )  # fmt: skip
     return Driver(build_model_core(ModelProposer(runner)))
 
 
@@ -46,14 +49,20 @@ class Text:
     tokens: list[int]
     drafts: list[int] = field(default_factory=list)
     generation: int = 1
-    pushed: tuple[int, list[int]] = (0, [])
+    pushed: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    """Draft tokens by the length of the text before a guess and the guess."""
+
+    def hit(self, accepted: int, following: int) -> list[int] | None:
+        """Draft tokens that were pushed for an outcome."""
+        return self.pushed.get((len(self.tokens) + accepted, following))
 
 
 class Chains:
     """A draft, and what it pushes."""
 
-    def __init__(self, sampling: SamplingParams) -> None:
-        self.driver, self.sampling = new_driver(), sampling
+    def __init__(self, sampling: SamplingParams, num_outcomes: int = 1) -> None:
+        self.driver, self.sampling, self.num_outcomes = new_driver(), sampling, num_outcomes
+        self.alone, self.num_checked = new_driver(), 0
         self.texts = [Text(number, [20 + number] * PROMPT) for number in range(NUM_SESSIONS)]
         for text in self.texts:
             self.driver.send(self.opening(text.number, text.number))
@@ -84,7 +93,7 @@ class Chains:
     def start(self, texts: Sequence[Text]) -> None:
         """Go on from proposals, as if all were accepted."""
         rows = [(text.number, text.generation + 1, len(text.tokens), K, text.drafts[-1], UNKNOWN) for text in texts]
-        self.driver.core.begin(0, ChainStart(verdicts_of(rows), CHANNEL))
+        self.driver.core.begin(0, ChainStart(verdicts_of(rows), CHANNEL, self.num_outcomes))
         self._take_pushes()
 
     def judge(self, rows: Sequence[tuple[Text, int, int]]) -> None:
@@ -93,10 +102,9 @@ class Chains:
         for text, accepted, following in rows:
             last = text.drafts[accepted - 1] if accepted else 0
             told.append((text.number, text.generation + 1, len(text.tokens), accepted, last, following))
+            drafts = text.hit(accepted, following)
             text.tokens += [*text.drafts[:accepted], following]
-            base, ids = text.pushed
-            is_hit = base == len(text.tokens) - 1 and ids[:1] == [following]
-            text.drafts = ids[1:] if is_hit else []
+            text.drafts, text.pushed = drafts or [], {}
         self.driver.core.begin(0, verdicts_of(told))
         self._take_pushes()
 
@@ -108,18 +116,20 @@ class Chains:
                 assert not batch.events
                 for batched in batch.batched:
                     assert isinstance(batched, Pushes) and batched.channel == CHANNEL
-                    for number, base, ids in batched.rows():
-                        self.texts[number].pushed = base, ids
+                    for number, base, (guess, *drafts) in batched.rows():
+                        self.texts[number].pushed[base, guess] = drafts
 
     def check(self, text: Text) -> None:
         """A push is what a draft proposes that knows nothing but the text before it."""
-        base, ids = text.pushed
+        assert 0 < len(text.pushed) <= self.num_outcomes
         before = [*text.tokens, *text.drafts]
-        assert base == len(before)
-        alone = new_driver()
-        alone.send(self.opening(0, text.number))
-        (event,) = alone.run(extend_item(0, 7, before, K + 1))
-        assert list(event.token_ids) == ids
+        assert max(text.pushed)[0] == len(before)
+        for (length, guess), drafts in text.pushed.items():
+            self.num_checked += 1
+            self.alone.send(self.opening(self.num_checked, text.number))
+            (event,) = self.alone.run(extend_item(self.num_checked, 7, [*before[:length], guess], K))
+            self.alone.send(Release(self.num_checked, 8))
+            assert list(event.token_ids) == drafts
 
 
 def verdicts_of(rows: Sequence[tuple[int, ...]]) -> Verdicts:
@@ -128,23 +138,31 @@ def verdicts_of(rows: Sequence[tuple[int, ...]]) -> Verdicts:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("num_outcomes", [0, 1, 6])
 @pytest.mark.parametrize("seed", range(2))
-def test_what_is_pushed_is_what_would_be_proposed(sampling: SamplingParams, seed: int) -> None:
-    chains, chance = Chains(sampling), random.Random(seed)
+def test_what_is_pushed_is_what_would_be_proposed(
+    sampling: SamplingParams, num_outcomes: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``num_outcomes``: 0: one, and tokens are drawn one by one."""
+    if num_outcomes:
+        have_loops(monkeypatch)
+    chains, chance = Chains(sampling, max(1, num_outcomes)), random.Random(seed)
     chains.start(chains.texts)
-    num_hits = 0
+    num_hits = num_branches = 0
     for _ in range(8):
-        for text in chains.texts:
-            chains.check(text)
         rows = []
         for text in chains.texts:
-            accepted = chance.choice((len(text.drafts), chance.randint(0, len(text.drafts))))
-            guess = text.pushed[1][0]
-            following = guess if chance.random() < 0.6 else (guess + 1) % VOCABULARY
-            num_hits += accepted == len(text.drafts) and following == guess
+            chains.check(text)
+            length, following = chance.choice(list(text.pushed))
+            accepted = length - len(text.tokens)
+            if chance.random() < 0.3:
+                accepted, following = chance.randint(0, len(text.drafts)), chance.randrange(VOCABULARY)
+            num_hits += text.hit(accepted, following) is not None
+            num_branches += text.hit(accepted, following) is not None and accepted < len(text.drafts)
             rows.append((text, accepted, following))
         chains.judge(rows)
     assert num_hits > 3
+    assert (num_branches > 0) == (num_outcomes > 1)
     assert chains.driver.core.stats.num_lookahead_used == num_hits
     chains.driver.run(*[Release(text.number, text.generation + 2) for text in chains.texts])
     assert chains.driver.core.num_pages_free == NUM_PAGES
@@ -153,13 +171,12 @@ def test_what_is_pushed_is_what_would_be_proposed(sampling: SamplingParams, seed
 def test_a_command_ends_a_chain() -> None:
     chains = Chains(GREEDY)
     chains.start(chains.texts)
-    before = [text.pushed for text in chains.texts]
     for text in chains.texts:
         text.tokens.append(7)
         chains.ask([text], held=len(text.tokens) - 1)
     assert all(len(text.drafts) == K for text in chains.texts)
     chains.judge([(text, 1, 3) for text in chains.texts])
-    assert [text.pushed for text in chains.texts] == before, "nothing is pushed after it"
+    assert not any(text.pushed for text in chains.texts), "nothing is pushed after it"
 
 
 def test_a_verdict_on_another_text_ends_a_chain() -> None:
