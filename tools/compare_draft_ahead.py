@@ -47,9 +47,11 @@ _DEVICES = {
 }
 """GPU of the target and of the draft, of each replica."""
 _COUNTED = {
-    "used": r'outrider_lookahead_steps_total\{[^}]*outcome="used"',
-    "unused": r'outrider_lookahead_steps_total\{[^}]*outcome="unused"',
+    "used": r'outrider_lookahead_steps_total\{(?=[^}]*role="draft")[^}]*outcome="used"',
+    "unused": r'outrider_lookahead_steps_total\{(?=[^}]*role="draft")[^}]*outcome="unused"',
     "direct": r"outrider_direct_proposals_total",
+    "lost": r"outrider_sessions_lost_total",
+    "failed": r"outrider_sessions_failed_total",
 }
 ServiceKey = tuple[str, str, str]
 """Role, GPU and quantization."""
@@ -69,7 +71,7 @@ class Arm:
     rule: str | None = None
     """Acceptance method at temperature 1; None: greedy."""
     address: str = ""
-    draft_metrics: list[int] = field(default_factory=list)
+    metrics: list[int] = field(default_factory=list)
     clients: ClientProcesses | None = None
     runs: dict[int, list[Run]] = field(default_factory=lambda: defaultdict(list))
     counts: dict[int, dict[str, float]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(float)))
@@ -102,9 +104,9 @@ class Arm:
         return _DEVICES[self.arrangement]
 
     def counted(self) -> dict[str, float]:
-        """Readings of the drafts' metrics now; none where they are not served."""
+        """Readings of the services' metrics now; none where they are not served."""
         texts = []
-        for port in self.draft_metrics:
+        for port in self.metrics:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
                 texts.append(answer.read().decode())
         return {name: _sum_of("\n".join(texts), start) for name, start in _COUNTED.items()} if texts else {}
@@ -180,7 +182,7 @@ def table(arms: list[Arm], users: list[int]) -> str:
     return "\n".join([heads, *(line_of(arm, firsts[arm.length, arm.rule], count) for arm, count in played)])
 
 
-def start(session: Session, names: list[str], settings: list[str], stack: ExitStack) -> list[Arm]:
+def start(session: Session, names: list[str], settings: list[str], foreseen: float, stack: ExitStack) -> list[Arm]:
     """Services of all arrangements, and a coordinator for each arm."""
     arms: list[Arm] = []
     services: dict[ServiceKey, dict[str, int]] = {}
@@ -190,17 +192,17 @@ def start(session: Session, names: list[str], settings: list[str], stack: ExitSt
         arm = Arm(arrangement, mode, length, rule)
         for key in (key for pair in arm.services for key in pair):
             if key not in services:
-                services[key] = _start_service(session, key, stack)
+                services[key] = _start_service(session, key, foreseen, stack)
         arms.append(arm)
     for arm in arms:
         _start_arm(session, services, arm, settings, stack)
     return arms
 
 
-def _start_service(session: Session, key: ServiceKey, stack: ExitStack) -> dict[str, int]:
+def _start_service(session: Session, key: ServiceKey, foreseen: float, stack: ExitStack) -> dict[str, int]:
     """Ports of a service, and of its metrics where they can be served."""
     role, device, quantization = key
-    services = Services(pages=4_000, max_model_len=4096)
+    services = Services(pages=4_000, max_model_len=4096, foreseen=foreseen)
     pair, found = make_pair(session, services), {"port": hold_port(), "metrics": hold_port()}
     sizes = ["--max-model-len", "512"]
     if not session.is_tiny:
@@ -208,7 +210,7 @@ def _start_service(session: Session, key: ServiceKey, stack: ExitStack) -> dict[
     command = ["-m", f"outrider_{role}", "--model", str(pair / role), "--load-format", "synthetic", *sizes]
     command += ["--port", str(found["port"]), "--device", "cpu" if session.is_tiny else device]
     command += ["--link-token-file", str(_token(session)), "--quantization", quantization]
-    command += ["--metrics-port", str(found["metrics"])] if role == "draft" and _HAS_HTTP else []
+    command += ["--metrics-port", str(found["metrics"])] if _HAS_HTTP else []
     _start(session, command, f"{role}-{device.replace(':', '')}-{quantization}", stack)
     return found
 
@@ -225,7 +227,7 @@ def _start_arm(
         command += ["--draft-length", "fixed", "--num-speculative-tokens", str(arm.length)]
     _start(session, [*command, "--draft-ahead", arm.mode, *settings], arm.log, stack)
     arm.address = f"127.0.0.1:{port}"
-    arm.draft_metrics = [services[draft]["metrics"] for _, draft in arm.services] if _HAS_HTTP else []
+    arm.metrics = [services[key]["metrics"] for pair in arm.services for key in pair] if _HAS_HTTP else []
 
 
 def _token(session: Session) -> Path:
@@ -286,6 +288,9 @@ def main(
     arm: Annotated[list[str], typer.Option(help="ARRANGEMENT:MODE:K:RULE; may be repeated.")],
     users: Annotated[list[int], typer.Option(min=1, help="May be repeated.")],
     sampled_users: Annotated[list[int] | None, typer.Option(min=1, help="Those of arms with a RULE, of all.")] = None,
+    foreseen: Annotated[
+        float, typer.Option(help="Share of the draft's errors where its second choice is right.")
+    ] = 0.0,
     setting: Annotated[list[str] | None, typer.Option(help="Further words of every coordinator.")] = None,
     output_len: Annotated[int, typer.Option(min=2)] = 256,
     rounds: Annotated[int, typer.Option(min=1)] = 6,
@@ -299,7 +304,7 @@ def main(
     environment = environment_of(os.environ, 2, None)
     session = Session(out.absolute(), "ahead", tiny, environment, deadline=began + start_s)
     with ExitStack() as stack:
-        arms = start(session, arm, setting or [], stack)
+        arms = start(session, arm, setting or [], foreseen, stack)
         for each in arms:
             wait_for_channel(session, each)
         print(f"started after {time.monotonic() - began:.0f} s", flush=True)

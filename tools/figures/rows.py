@@ -13,6 +13,8 @@ class Services:
     acceptance: float = 0.81
     later_acceptance: float | None = None
     """Acceptance in the second half of the cycle that decoding walks, if it is another one."""
+    foreseen: float = 0.0
+    """Share of the other tokens that are the draft's second choice."""
     flags: tuple[str, ...] = ()
     """Flags of ``outrider serve``."""
     with_fixed: bool = True

@@ -24,6 +24,9 @@ def make_pair(session: Session, services: Services, *, with_weights: bool = Fals
     if services.later_acceptance is not None:
         name += f"-{services.later_acceptance:g}"
         options += ["--later-acceptance", f"{services.later_acceptance:g}"]
+    if services.foreseen:
+        name += f"-foreseen-{services.foreseen:g}"
+        options += ["--foreseen", f"{services.foreseen:g}"]
     if with_weights:
         name += "-weights"
     else:
