@@ -95,7 +95,7 @@ def with_branches(batch: DraftBatch, branches: Sequence[Branch]) -> DraftBatch:
         [*(branch.length + 1 for branch in branches), *batch.bases],
         [*(branch.token_id for branch in branches), *batch.token_ids],
         [*(1 for _ in branches), *batch.counts],
-        [*(num_drafts[place] for place in places), *num_drafts],
+        [*(num_drafts[place] - 1 for place in places), *num_drafts],  # the guess of a branch is known
     )
 
 

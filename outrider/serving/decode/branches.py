@@ -69,7 +69,7 @@ class Outcome:
     length: int
     """Tokens of the text before ``token_ids``."""
     token_ids: list[int]
-    """The token that is to follow, draft tokens, and the draft's guess of the token after these."""
+    """The token that is to follow, and draft tokens after it."""
     runners_up: RunnersUp | None = None
     """Runners-up of the last ones of them; None: not known."""
     branch: Any = None
@@ -79,11 +79,6 @@ class Outcome:
     def key(self) -> tuple[int, int]:
         """Length and token by which a verdict names it."""
         return self.length, self.token_ids[0]
-
-    @property
-    def pushed(self) -> list[int]:
-        """Tokens that a target needs if the outcome comes true: that which is to follow, and the draft tokens."""
-        return self.token_ids[:-1]
 
     def choices(self, most: int) -> list[Choice]:
         """The likeliest other outcomes of the step that scores these draft tokens."""

@@ -57,16 +57,12 @@ class _Chain:
     kept: int = 0
     """Tokens that it keeps before them."""
     length: int = 0
-    """Tokens of the text before the guess of the next loop."""
-    guess: list[int] = field(default_factory=list)
-    """The guess; empty: the loop draws it first."""
+    """Tokens of the text before the guess that the next loop draws first."""
 
     @property
     def num_drawn(self) -> int:
-        """Tokens that the next loop draws: the draft tokens, of which a coordinator wants all or none, the guess of the
-        token after them, and that of the token before them unless it is known.
-        """
-        return self.draft_length + (1 if self.guess else 2)
+        """Tokens that the next loop draws: a guess, and the draft tokens, of which a coordinator wants all or none."""
+        return self.draft_length + 1
 
     @property
     def is_at_end(self) -> bool:
@@ -92,13 +88,12 @@ class _Chain:
         token_ids = outcome.token_ids
         self.base = outcome.length + 1
         self.kept, self.brought = outcome.length + len(token_ids) - 1, token_ids[-1:]
-        self.guess = self.brought if len(token_ids) > 1 else []
-        self.length = self.kept + 1 - len(self.guess)
+        self.length = self.kept + 1
         self.choices = outcome.choices(self.num_outcomes - 1)
 
     def _miss(self, text: int, last: int, following: int) -> None:
         self.base = self.length = text + 1
-        self.kept, self.guess = min(text, self.session.sequence.length), []
+        self.kept = min(text, self.session.sequence.length)
         num_lacking = text - self.kept + 1
         self.brought = [last, following][-num_lacking:] if num_lacking <= _MAX_BROUGHT else []
 
@@ -220,9 +215,9 @@ class DraftsAhead:
         chain, answer = self._chains.get(request.session.key), request.answer
         if chain is None or not isinstance(answer, Proposal) or not answer.token_ids:
             return
-        if answer.base_length == chain.length + len(chain.guess):
+        if answer.base_length == chain.length:
             link_id = request.session.link_id
-            outcome = Outcome(chain.length, [*chain.guess, *answer.token_ids])
+            outcome = Outcome(chain.length, list(answer.token_ids))
             chain.outcomes[outcome.key] = outcome
             pushes = _pushes([(answer.session, outcome)], chain.channel)
             self._outputs.put_messages([(link_id, EventBatch((), batched=(pushes,)))])  # type: ignore[arg-type]
@@ -261,7 +256,7 @@ class DraftsAhead:
         found: list[tuple[int, Outcome]] = []
         for (chain, branch), row in zip(self._rows, drawn, strict=False):
             if self._chains.get(chain.session.key) is chain:
-                guess = chain.guess if branch is None else [branch.token_id]
+                guess = [] if branch is None else [branch.token_id]
                 length = chain.length if branch is None else branch.length
                 sequence = None if branch is None else branch.sequence
                 outcome = Outcome(length, guess + row.token_ids, row.runners_up, sequence)
@@ -274,7 +269,18 @@ class DraftsAhead:
     def forget(self, key: SessionKey) -> None:
         """A session is asked for something, or ends."""
         if (chain := self._chains.pop(key, None)) is not None:
+            self._take_noted(key, chain)
             self._drop_branches([chain])
+
+    def _take_noted(self, key: SessionKey, chain: _Chain) -> None:
+        """Give a session the branch that a noted verdict names: a coordinator counts on its text."""
+        for link_id, verdicts in self._verdicts:
+            for number, _, base, accepted, _, following in _rows(verdicts):
+                if (link_id, number) == key and base == chain.base:
+                    found = chain.outcomes.get((base + accepted, following))
+                    if found is not None and found.branch in chain.branches:
+                        chain.branches.remove(found.branch)
+                        self._executor.take_branch(chain.session, found.branch)
 
     def drop_link(self, link_id: int) -> None:
         """The sessions of a link end."""
@@ -283,8 +289,8 @@ class DraftsAhead:
 
 
 def _pushes(outcomes: Sequence[tuple[int, Outcome]], channel: int) -> Pushes:
-    """Outcomes of sessions, as far as there are draft tokens for them."""
-    told = [(number, outcome.length, outcome.pushed) for number, outcome in outcomes if outcome.pushed]
+    """Outcomes of sessions."""
+    told = [(number, outcome.length, outcome.token_ids) for number, outcome in outcomes]
     return Pushes(
         np.array([number for number, _, _ in told], dtype=U8),
         np.array([length for _, length, _ in told], dtype=np.int64),
