@@ -11,7 +11,9 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.serving.timer_slack import POLL_INTERVAL_S, reduce_timer_slack
 from outrider.types import IntArray
@@ -68,6 +70,22 @@ def to_device(numbers: Sequence[int] | IntArray, device: torch.device) -> torch.
     host = torch.empty(len(numbers), dtype=torch.int32, pin_memory=device.type == "cuda")
     host.numpy()[:] = numbers
     return host.to(device, non_blocking=True)
+
+
+def pinned_numbers(*shape: int) -> NDArray[np.int32]:
+    """Memory from which ``pinned_to_device`` copies; as long as it is kept, no other array has it."""
+    found: NDArray[np.int32] = torch.empty(shape, dtype=torch.int32, pin_memory=True).numpy()
+    return found
+
+
+def pinned_to_device(numbers: NDArray[np.int32], device: torch.device) -> torch.Tensor:
+    """``to_device`` of any shape, without a copy on the host where the memory is pinned. The numbers are kept until the
+    device has them.
+    """
+    host = torch.from_numpy(numbers)
+    if device.type == "cuda" and host.is_pinned():
+        return host.to(device, non_blocking=True)
+    return to_device(numbers.reshape(-1), device).view(numbers.shape)
 
 
 def to_host(found: torch.Tensor) -> torch.Tensor:

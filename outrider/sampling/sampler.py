@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from outrider.kernels.device_stream import pinned_numbers
 from outrider.kernels.launching import has_kernels
 from outrider.kernels.scoring import warm_up
 from outrider.kernels.token_mask import mask_tokens
@@ -64,5 +65,6 @@ class Sampler:
         if has_kernels(device):
             logits = torch.zeros(1, vocab_size, dtype=dtype, device=device)
             warm_up(logits)
+            self._mask_threads.make_words = pinned_numbers
             words = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
             mask_tokens(logits, words[0, :1], words)

@@ -99,6 +99,14 @@ class Matcher:
             self._consumed.append(token_id)
         return Outcome.OPEN
 
+    def next_token(self, token_ids: Sequence[int]) -> int | None:
+        """The token that leads from this state to the one after exactly these; None if more than that is to be done."""
+        count = len(self._consumed)
+        if self._free_text is not None or len(token_ids) != count + 1 or list(token_ids[:count]) != self._consumed:
+            return None
+        token_id = token_ids[count]
+        return token_id if 0 <= token_id < self._vocab_size and token_id not in self._ends else None
+
     @property
     def num_words(self) -> int:
         """W."""
@@ -125,7 +133,15 @@ class Matcher:
         if not self._is_free and not self._engine.is_error():
             self._trunk, self._trunk_length = self._engine.deep_copy(), len(self._consumed)
 
-    # For ``fill_masks``.
+    # For ``consume_tokens`` and ``fill_masks``.
+
+    def note_consumed(self, token_id: int, *, is_accepted: bool) -> None:
+        """The engine was given a token, and fails unless it was accepted: it is then as it was before."""
+        if is_accepted:
+            self._consumed.append(token_id)
+        else:
+            self._engine = self._trunk.deep_copy()
+            self._engine.consume_tokens(self._consumed[self._trunk_length :])
 
     @property
     def grammar(self) -> LLMatcher:
@@ -210,6 +226,22 @@ class MaskExecutors:
     def of(self, lexers: Collection[int]) -> LLExecutor:
         """Executors with one thread a lexer at most."""
         return self._several if len(set(lexers)) > 1 else self._single
+
+
+def consume_tokens(tokens: Sequence[tuple[Matcher, int]], executors: MaskExecutors) -> None:
+    """Consume the ``next_token`` of different matchers by one call of the engine; one that is refused is left to
+    ``follow``, which tells why.
+    """
+    if len(tokens) < 2:
+        return
+    by_lexer = sorted(tokens, key=lambda each: id(each[0].grammar))
+    try:
+        executor = executors.of([id(matcher.grammar) for matcher, _ in by_lexer])
+        accepted = executor.consume_token_par([(matcher.engine, token_id) for matcher, token_id in by_lexer])
+    except Exception:  # of one of them
+        accepted = [False] * len(by_lexer)
+    for (matcher, token_id), is_accepted in zip(by_lexer, accepted, strict=True):
+        matcher.note_consumed(token_id, is_accepted=is_accepted)
 
 
 def fill_masks(

@@ -18,12 +18,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from outrider.errors import IntegrityError, OutriderError
-from outrider.structured_output.matcher import MaskExecutors, Matcher, Outcome, Words, as_session_error, fill_masks
+from outrider.structured_output.matcher import (
+    MaskExecutors,
+    Matcher,
+    Outcome,
+    Words,
+    as_session_error,
+    consume_tokens,
+    fill_masks,
+)
 
 _MOST_THREADS = 8
 """Bound on the threads on machines with many processors."""
 _NO_WORDS: Words = np.zeros(0, dtype=np.int32)
 _ALL_TOKENS = -1
+MakeWords = Callable[[int, int], Words]
 
 
 class PositionMasks:
@@ -134,6 +143,11 @@ class PositionMasks:
         self.made_in, self._words = (words, first), words[first : first + self.num_positions]
         self._is_made = True
 
+    def next_token(self) -> tuple[Matcher, int] | None:
+        """The token to consume, if that is all there is to do to follow the output."""
+        token_id = None if self._matcher is None else self._matcher.next_token(self._output)
+        return None if self._matcher is None or token_id is None else (self._matcher, token_id)
+
     def go_to(self, place: int) -> bool:
         """Follow the text up to a position; False if that and all after it stay unmasked, or the session fails, as it
         does where the grammar refuses the output.
@@ -159,15 +173,24 @@ class PositionMasks:
         self._num_made, self.ended_ns = num_made, ended_ns
 
 
-def make_together(masks: Sequence[PositionMasks], executors: MaskExecutors | None = None) -> None:
+def empty_words(num_rows: int, num_words: int) -> Words:  # [N, W]
+    """Memory for masks."""
+    return np.empty((num_rows, num_words), dtype=np.int32)
+
+
+def make_together(
+    masks: Sequence[PositionMasks], executors: MaskExecutors | None = None, make_words: MakeWords = empty_words
+) -> None:
     """Make the masks of different sessions, position by position; ``executors`` have the threads for it."""
     for each in masks:
         each.compile()
     *starts, num_rows = itertools.accumulate((each.num_positions for each in masks), initial=0)
     num_words = max((each.matcher.num_words for each in masks if each.matcher is not None), default=0)
-    words: Words = np.empty((num_rows, num_words), dtype=np.int32)
+    words = make_words(num_rows, num_words)
     for each, start in zip(masks, starts, strict=True):
         each.begin(words, start)
+    if executors is not None:
+        consume_tokens([step for each in masks if (step := each.next_token()) is not None], executors)
     num_made = [0] * len(masks)
     going: Sequence[int] = range(len(masks))
     place = 0
@@ -210,6 +233,8 @@ class MaskThreads:
 
     def __init__(self) -> None:
         self.num_threads = _num_threads()
+        self.make_words: MakeWords = empty_words
+        """Makes the memory of masks that are made together."""
         self._pool: ThreadPoolExecutor | None = None
         self._executors: MaskExecutors | None = None
 
@@ -229,9 +254,9 @@ class MaskThreads:
         for each in new:
             each.await_threads(threads)
         if compiled and is_awaited:
-            make_together(compiled, self._executors)
+            make_together(compiled, self._executors, self.make_words)
         elif compiled:
-            together = [self._pool.submit(make_together, compiled, self._executors)]
+            together = [self._pool.submit(make_together, compiled, self._executors, self.make_words)]
             for each in compiled:
                 each.await_threads(together)
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.kernels.device_stream import to_device
+from outrider.kernels.device_stream import pinned_to_device, to_device
 from outrider.kernels.token_mask import mask_tokens
 from outrider.sampling.logits_processors.workspace import Workspace
 from outrider.sampling.rows import ScoreRequest, SessionSpan
@@ -50,7 +50,7 @@ def masked_rows(logits: Tensor, firsts: Sequence[int], masks: Sequence[PositionM
     rows = np.repeat(np.array(firsts) - (counts.cumsum() - counts), counts) + np.arange(counts.sum())
     words = joined_words(masks, num_words)  # [N, W]
     device = logits.device
-    mask_tokens(logits, to_device(rows, device), to_device(words.reshape(-1), device).view(words.shape))
+    mask_tokens(logits, to_device(rows, device), pinned_to_device(words, device))
     return logits
 
 
