@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from outrider.errors import IntegrityError, InvalidRequestError
 from outrider.structured_output import MaskThreads, Matcher, Outcome, PositionMasks, joined_words, made_within
+from outrider.structured_output.matcher import MaskExecutors
 from outrider.types import Grammar, GrammarKind
 from tests.structured_output.vocabularies import letters
 
@@ -92,6 +94,43 @@ def test_masks_that_were_made_together_are_joined_without_a_copy() -> None:
     assert np.array_equal(joined_words(together, 2)[:, :1], wanted)  # of a larger vocabulary
     MaskThreads().begin(failing, is_awaited=True)
     assert failing[0].error is not None and not joined_words(failing, 1)[:3].any()
+
+
+def test_tokens_that_are_consumed_together_are_those_of_each_session() -> None:
+    held, made = [matcher() for _ in range(4)], MaskThreads()
+
+    def begin(outputs: Sequence[tuple[int, ...]]) -> list[PositionMasks]:
+        found = [
+            PositionMasks(partial(_same, each), output, (), position=9, is_compiled=True)
+            for each, output in zip(held, outputs, strict=True)
+        ]
+        made.begin(found, is_awaited=True)
+        return found
+
+    begin([()] * 4)
+    first = begin([(0,), (1,), (2,), (END,)])
+    assert [allowed(first[place], 9) for place in (0, 2)] == [{1}, {0}]
+    assert isinstance(first[1].error, IntegrityError) and isinstance(first[3].error, IntegrityError)
+    second = begin([(0, 1), (0,), (2, 0), (2,)])
+    assert [allowed(each, 9) for each in second] == [{1, 2}, {1}, {END}, {0}]
+    third = begin([(2,), (0, 1), (2, 0, END), (2, 9)])
+    assert [allowed(each, 9) for each in third[:2]] == [{0}, {1, 2}] and third[2].at(9) is None
+    assert isinstance(third[3].error, IntegrityError)
+
+
+def test_an_engine_that_fails_while_tokens_are_consumed_together_costs_no_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    held, made = [matcher(), matcher()], MaskThreads()
+    broken = partial(PositionMasks, position=4, is_compiled=True)
+    made.begin([broken(partial(_same, each), (), ()) for each in held], is_awaited=True)
+    monkeypatch.setattr(MaskExecutors, "of", fail)
+    masks = [broken(partial(_same, each), (0,), ()) for each in held]
+    made.begin(masks, is_awaited=True)
+    assert [allowed(each, 4) for each in masks] == [{1}, {1}]
 
 
 def test_a_grammar_that_cannot_be_compiled_leaves_no_token_and_says_why() -> None:
