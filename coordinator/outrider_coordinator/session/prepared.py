@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from outrider.batched import U4, U8, AnswerBatch, Column, ExtendBatch, ScoreBatch
 from outrider_coordinator.session import state_feed
 from outrider_coordinator.session import table_columns as col
-from outrider_coordinator.session.forced_tokens import least_forced
+from outrider_coordinator.session.forced_tokens import MAX_FORCED_TOKENS, least_forced
 from outrider_coordinator.session.table import Ints, SessionTable
 from outrider_coordinator.speculation import DraftLengthPolicy
 
@@ -127,9 +127,12 @@ class PreparedScores(Prepared):
         return np.array([session.output.ending_token_ids.isdisjoint(ids) for session, ids in rows], dtype=np.bool_)
 
     def _leave_choice(self, token_ids: Sequence[Sequence[int]], *, is_drafting: bool) -> Bools:
-        """Sessions whose grammar goes on after their new tokens, and forces too few after them for a proposal."""
+        """Sessions whose grammar goes on after their new tokens, and forces too few after them for a proposal. Where no
+        proposal is long enough, the grammar is followed when the next commands have left.
+        """
+        least = [least_forced(session, int(is_drafting)) for session in self.sessions]
         found = [
-            session.output.leaves_choice(ids, most_forced=least_forced(session, int(is_drafting)) - 1)
-            for session, ids in zip(self.sessions, token_ids, strict=True)
+            fewest > MAX_FORCED_TOKENS or session.output.leaves_choice(ids, most_forced=fewest - 1)
+            for session, ids, fewest in zip(self.sessions, token_ids, least, strict=True)
         ]
         return np.array(found, dtype=np.bool_)

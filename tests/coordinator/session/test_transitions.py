@@ -364,6 +364,19 @@ def test_sessions_whose_grammar_forces_or_refuses_a_token_take_the_transitions_o
         twins.step_alone(events[3])
 
 
+def test_grammars_of_many_sessions_are_followed_when_their_commands_have_left() -> None:
+    twins = Twins(random.Random(1), 20, 0, regex="([ab]|cdefedc)*")
+    for token in "ab":
+        for command in list(twins.waiting.values()):
+            twins.step_alone(scores_of(command, token))
+    for tokens in ("abc" + "a" * 17, "abd" + "b" * 17):
+        events = [scores_of(command, token) for command, token in zip(twins.waiting.values(), tokens, strict=True)]
+        assert twins.step_together(events, as_batch(events, token_scores)) == set(range(20))
+    refused = [scores_of(command, "d") for command in twins.waiting.values()]
+    with pytest.raises(IntegrityError, match="token 3 at output position"):
+        twins.step_together(refused, as_batch(refused, token_scores))
+
+
 def ids(text: str) -> tuple[int, ...]:
     return tuple(map(LETTERS.index, text))
 
