@@ -102,7 +102,10 @@ class Matcher:
     def next_token(self, token_ids: Sequence[int]) -> int | None:
         """The token that leads from this state to the one after exactly these; None if more than that is to be done."""
         count = len(self._consumed)
-        if self._free_text is not None or len(token_ids) != count + 1 or list(token_ids[:count]) != self._consumed:
+        if self._free_text is not None or len(token_ids) != count + 1:
+            return None
+        tokens = token_ids if isinstance(token_ids, list) else list(token_ids)  # long texts are copied once
+        if tokens[:count] != self._consumed:
             return None
         token_id = token_ids[count]
         return token_id if 0 <= token_id < self._vocab_size and token_id not in self._ends else None

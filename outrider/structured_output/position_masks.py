@@ -144,8 +144,10 @@ class PositionMasks:
 
     def next_token(self) -> tuple[Matcher, int] | None:
         """The token to consume, if that is all there is to do to follow the output."""
-        token_id = None if self._matcher is None else self._matcher.next_token(self._output)
-        return None if self._matcher is None or token_id is None else (self._matcher, token_id)
+        if self._matcher is None:
+            return None
+        token_id = self._matcher.next_token(self._output)
+        return None if token_id is None else (self._matcher, token_id)
 
     def go_to(self, place: int) -> bool:
         """Follow the text up to a position; False if that and all after it stay unmasked, or the session fails, as it
