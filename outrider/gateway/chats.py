@@ -17,6 +17,11 @@ from outrider.gateway.served_model import ServedModel
 from outrider.generation import TO_THE_END
 from outrider.tokenization.output_parsing import NO_PARSER, Answer, OutputFormat, choose_format
 
+_NO_FORM = (
+    "cannot be auto, since the chat template shows no form of calls that is known; "
+    "name one by --tool-call-parser, or send required, a tool or none"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ChatGeneration:
@@ -94,6 +99,9 @@ def _message_form(
     template = model.text.chat.template_of(asked.chat)
     tool_call_parser = parsers.tool_call_parser if asked.parses_tools else NO_PARSER
     output_format = choose_format(template, tool_call_parser, parsers.reasoning_parser)
+    chooses = asked.parses_tools and asked.enforced_call is None and parsers.tool_call_parser is None
+    if chooses and output_format.tool_call_parser is None:
+        raise InvalidRequestError("tool_choice", _NO_FORM)
     return MessageForm(
         output_format,
         tuple(asked.tools or ()),

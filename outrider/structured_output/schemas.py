@@ -52,8 +52,14 @@ Json = Any
 
 
 def prepare_schema(schema: Json) -> Json:
-    """The schema as the engine takes it; ``ValueError`` for one that is nested too deeply."""
-    return _prepare(schema, 0)
+    """The schema as the engine takes it; ``ValueError`` for one that is nested too deeply, or that the engine takes
+    and does not keep to.
+    """
+    found = _prepare(schema, 0)
+    for path, own in subschemas(found):
+        if _counts_repeated_names(own):
+            raise ValueError(f"{path}/minProperties is not supported beyond required names and one more")
+    return found
 
 
 def _prepare(schema: Json, depth: int) -> Json:
@@ -78,6 +84,16 @@ def _prepare_value(key: str, value: Json, depth: int) -> Json:
     if key in _LISTS and isinstance(value, list):
         return [_prepare(entry, depth) for entry in value]
     return _prepare(value, depth) if key in _ONE else value
+
+
+def _counts_repeated_names(schema: Mapping[str, Json]) -> bool:
+    """True for a least number of properties that the engine counts with names that are not declared, which may come
+    twice.
+    """
+    least, required = schema.get("minProperties"), schema.get("required", ())
+    is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else ()
+    return type(least) is int and not is_closed and least > len(set(names)) + 1
 
 
 def _says_nothing(keyword: str, value: Json, schema: Mapping[str, Json]) -> bool:

@@ -170,6 +170,8 @@ def test_logprobs_of_the_output_text(service: Service, client: OpenAI) -> None:
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
         ({"extra_body": {"max_tokens": 3}}, "max_tokens"),
         ({"extra_body": {"n": 2}}, "n"),
+        ({"extra_body": {"messages": [{"role": "user", "content": "a"}]}}, "messages"),
+        ({"extra_body": {"reasoning_effort": "low"}}, "reasoning_effort"),
         ({"top_logprobs": 2}, "top_logprobs"),
     ),
 )

@@ -43,6 +43,7 @@ SHUT = {"properties": {"a": {"type": "integer"}}, "additionalProperties": False}
         ),
         ({"type": "object", "unevaluatedProperties": {"type": "null"}, **SHUT}, ({"a": 1}, {"b": None})),
         ({"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False}, ({"a": 1}, {"b": None}, {})),
+        ({"type": "object", "required": ["a"], "minProperties": 2}, ({"a": 1, "b": 1}, {"a": 1}, {"b": 1, "c": 1})),
     ),
 )
 def test_the_output_is_judged_as_by_a_validator(schema: Any, values: tuple[Any, ...]) -> None:
@@ -75,7 +76,7 @@ def test_malformed_schemas_are_refused(schema: Any) -> None:
         ({"enum": [[1, 1]], "not": {"uniqueItems": True}}, "/not"),
         ({"enum": [1e-7], "not": {"maximum": 3}}, "/not"),
         ({"enum": ["a\nb"], "not": {"maxLength": 1}}, "/not"),
-        ({"enum": [dict.fromkeys("abcdef", 1)], "not": {"minProperties": 9}}, "/not"),
+        ({"enum": [dict.fromkeys("abcdef", 1)], "not": {"minProperties": 9}}, "/not/minProperties"),
         ({"type": "object", "dependencies": {"a": ["b"]}}, "/dependencies"),
         ({"type": "array", "uniqueItems": True}, "/uniqueItems"),
         ({"type": "array", "contains": {}, "minContains": 0, "maxContains": 2}, "/contains"),
@@ -84,6 +85,8 @@ def test_malformed_schemas_are_refused(schema: Any) -> None:
         ({"type": "array", "items": [{}], "unevaluatedItems": False}, "/unevaluatedItems"),
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, "/dependentRequired"),
         ({"type": "object", "required": ["a"], "dependencies": {"a": {"required": ["b"]}}}, "/dependencies"),
+        ({"items": {"additionalProperties": {}, "minProperties": 2}}, "/items/minProperties"),
+        ({"type": "object", "required": ["a"], "patternProperties": {"b": {}}, "minProperties": 3}, "/minProperties"),
     ),
 )
 def test_what_is_not_certain_is_refused(schema: Any, path: str) -> None:

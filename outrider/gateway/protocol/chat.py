@@ -10,7 +10,7 @@ from outrider.chat import ChatPrompt
 from outrider.errors import InvalidRequestError
 from outrider.gateway.protocol.fields import GenerationFields, MaxTokens
 from outrider.gateway.protocol.grammars import GrammarField
-from outrider.gateway.protocol.tool_grammars import arguments_schema, calls_schema, chosen_tool
+from outrider.gateway.protocol.tool_grammars import arguments_schema, calls_schema, check_tools, chosen_tool
 
 JsonObject = dict[str, Any]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -127,6 +127,7 @@ class ChatCompletionRequest(ChatFields):
             raise InvalidRequestError(self.tokens_field, "must be at least 1, not 0")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
+        check_tools(self.tools or ())
         if isinstance(self.tool_choice, str) and self.tool_choice not in ("none", "auto", "required"):
             raise InvalidRequestError("tool_choice", "must be none, auto, required, or an object that names a tool")
         if self.tool_choice == "auto" and self.tools is None:

@@ -125,7 +125,7 @@ def _check(request: GenerationFields, given: dict[str, Any]) -> None:
     if given.get("cache_salt") == "":
         raise InvalidRequestError("cache_salt", "must be a text that is not empty, or be left out")
     if isinstance(request, ResponsesRequest):
-        request.check()
+        request.check(given)
     elif isinstance(request, ChatCompletionRequest | CompletionRequest):
         request.check()
         _ = request.grammar  # for its errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -65,15 +66,15 @@ class ResponsesRequest(GenerationFields):
         found = (self.text or {}).get("format")
         return found if isinstance(found, dict) else {"type": "text"}
 
-    def check(self) -> None:
-        """Raise ``InvalidRequestError`` for a field that is not supported."""
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Raise ``InvalidRequestError`` for a field that is not supported. ``given``: the body."""
         if self.input is None:
             raise InvalidRequestError("input", "must be given")
         for name in _STORED:
             if getattr(self, name) is not None:
                 raise InvalidRequestError(name, _NOT_STORED)
         for name, own in _OF_CHATS.items():
-            if name in self.model_fields_set and getattr(self, name, None) is not None:
+            if given.get(name) is not None:
                 raise InvalidRequestError(name, f"is a field of /v1/chat/completions; here it is {own}")
         if self.num_choices > 1:
             raise InvalidRequestError("n", "must be 1: a response is one")

@@ -46,6 +46,11 @@ def calls_schema(tools: Sequence[Mapping[str, Any]], *, is_parallel: bool) -> Js
     return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most}
 
 
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ``InvalidRequestError`` for the first tool that is not a function with a name."""
+    _parameters(tools)
+
+
 def _moved(schema: Any, place: str) -> Any:  # noqa: ANN401 - JSON
     """The schema as a part of another one, at ``place``: references within it go there."""
     if isinstance(schema, list):

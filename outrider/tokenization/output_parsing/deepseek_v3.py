@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from outrider.tokenization.output_parsing.events import CallArguments, CallStart, Content, Event, split_at
 from outrider.tokenization.output_parsing.held_text import HeldTextParser
+from outrider.tokenization.output_parsing.json_calls import JsonValue
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_NAME, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -22,7 +23,9 @@ class DeepSeekV3Parser(HeldTextParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self._is_call = self._has_name = False
+        self._is_call = False
+        self._arguments: JsonValue | None = None
+        """Arguments of the current call, after its name."""
 
     def _read(self, *, is_final: bool) -> Iterator[Event]:
         while self._held:
@@ -33,17 +36,26 @@ class DeepSeekV3Parser(HeldTextParser):
                 if not marker:
                     return
                 self._is_call = marker == CALL_BEGIN
-            elif not self._has_name:
+            elif self._arguments is None:
                 head, marker, rest = split_at(self._held, (BLOCK_BEGIN, *_MARKERS), is_final=is_final)
                 if not marker and not is_final:
                     return
-                self._held, self._has_name = rest, marker == BLOCK_BEGIN
+                self._held, self._arguments = rest, JsonValue() if marker == BLOCK_BEGIN else None
                 self._is_call = marker in (BLOCK_BEGIN, CALL_BEGIN)
-                yield CallStart(head.rpartition(CALL_NAME)[2].strip()) if self._has_name else Content(CALL_BEGIN + head)
+                named = CallStart(head.rpartition(CALL_NAME)[2].strip())
+                yield named if marker == BLOCK_BEGIN else Content(CALL_BEGIN + head)
+            elif not self._arguments.is_done:
+                # JSON has no line end in a text, and may have other markers there.
+                text, marker, rest = split_at(self._held, (BLOCK_END,), is_final=is_final)
+                count = self._arguments.push(text)
+                self._held = text[count:] + marker + rest
+                if count:
+                    yield CallArguments(text[:count])
+                self._arguments.is_done |= bool(marker)
+                if not self._arguments.is_done:
+                    return
             else:
-                text, marker, self._held = split_at(self._held, (BLOCK_END, CALL_END, CALLS_END), is_final=is_final)
-                if text:
-                    yield CallArguments(text)
+                _, marker, self._held = split_at(self._held, (BLOCK_END, CALL_END, CALLS_END), is_final=is_final)
                 if not marker:
                     return
-                self._is_call = self._has_name = False
+                self._is_call, self._arguments = False, None

@@ -14,6 +14,7 @@ from outrider.tokenization.output_parsing.events import (
     split_at,
 )
 from outrider.tokenization.output_parsing.held_text import HeldTextParser
+from outrider.tokenization.output_parsing.json_calls import JsonValue
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
@@ -36,6 +37,8 @@ class HarmonyParser(HeldTextParser):
         """Kind of the last message with text."""
         self._is_fresh = False
         """The message has no text yet."""
+        self._object: JsonValue | None = None
+        """Arguments of the current call, if they are an object."""
 
     def finish(self) -> Iterator[Event]:
         """Events of the text that was held back. A text without any header is content."""
@@ -52,12 +55,22 @@ class HarmonyParser(HeldTextParser):
                 self._held, self._is_header, self._is_first, self._is_fresh = rest, False, False, True
                 yield from self._begin(header)
                 continue
+            if self._kind is CallArguments and self._is_fresh:
+                if not (begun := self._held.lstrip()) and not is_final:
+                    return
+                self._object = JsonValue() if begun.startswith("{") else None
+            if self._object is not None and not self._object.is_done:
+                # Its texts may have markers in them.
+                count = self._object.push(self._held)
+                text, self._held = self._held[:count], self._held[count:]
+                yield from self._text(text)
+                continue
             text, marker, self._held = split_at(self._held, _ENDS, is_final=is_final)
-            if text:
+            if text and self._object is None:
                 yield from self._text(text)
             if not marker:
                 return
-            self._is_header = True
+            self._is_header, self._object = True, None
 
     def _begin(self, header: str) -> Iterator[Event]:
         recipient, channel = _RECIPIENT.search(header), _NAME.search(header)

@@ -49,7 +49,7 @@ class JsonValue:
         elif character in "}]":
             self._depth -= 1
             self.is_done = self._depth <= 0
-        if self._is_scalar is None:
+        if self._is_scalar is None and character not in _BLANKS:
             self._is_scalar = character not in '"{['
 
     def _take_in_text(self, character: str) -> None:

@@ -27,6 +27,8 @@ class PythonicParser(HeldTextParser):
         super().__init__()
         self._form = "begin"
         """Part that is read: begin, calls, end, or content."""
+        self._opening = ""
+        """Text before the first call, which is content if that cannot be read."""
 
     def finish(self) -> Iterator[Event]:
         """Events of the text that was held back."""
@@ -60,6 +62,7 @@ class PythonicParser(HeldTextParser):
             self._form = "content"
         elif (rest := inner[name.end() :].lstrip()) or is_final:
             is_call = rest.startswith("(") and self._is_tool(name.group())
+            self._opening = self._held[: -len(inner)]
             self._form, self._held = ("calls", inner) if is_call else ("content", self._held)
 
     def _end(self, *, is_final: bool) -> None:
@@ -79,8 +82,9 @@ class PythonicParser(HeldTextParser):
         call, self._held = text[:end], text[end:]
         name, arguments = _parse(call)
         if name is None or not self._is_tool(name):
-            self._form, self._held = "content", text
+            self._form, self._held = "content", self._opening + text
             return []
+        self._opening = ""
         return [CallStart(name), CallArguments(arguments)]
 
 

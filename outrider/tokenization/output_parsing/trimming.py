@@ -1,10 +1,15 @@
-"""Blanks between reasoning, content and tool calls, which belong to none of them."""
+"""Blanks around reasoning and tool calls, which belong to neither; content after reasoning begins with the first line
+that the model wrote.
+"""
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator
 
 from outrider.tokenization.output_parsing.events import Content, Event, OutputParser, Reasoning
+
+_LINE_ENDS = "\r\n"
 
 
 class TrimmingParser:
@@ -14,7 +19,8 @@ class TrimmingParser:
         self._inner = inner
         self._kind: type[Event] | None = None
         """Kind of the last event."""
-        self._drops_blanks = False
+        self._dropped = ""
+        """Characters that are left out where the current text begins."""
         self._held = ""
         """Blanks at the end of the current text."""
 
@@ -33,15 +39,21 @@ class TrimmingParser:
     def _trim(self, event: Event) -> Iterator[Event]:
         kind = type(event)
         if kind is not self._kind:
-            self._drops_blanks = self._kind is not None or kind is Reasoning
+            self._dropped = _dropped_between(self._kind, kind)
             self._kind, self._held = kind, ""
         if not isinstance(event, Content | Reasoning):
             yield event
             return
-        text = event.text.lstrip() if self._drops_blanks else event.text
-        self._drops_blanks = self._drops_blanks and not text
+        text = event.text.lstrip(self._dropped)
+        self._dropped = "" if text else self._dropped
         kept = text.rstrip()
         if kept:
             yield type(event)(self._held + kept)
             self._held = ""
         self._held += text[len(kept) :]
+
+
+def _dropped_between(before: type[Event] | None, kind: type[Event]) -> str:
+    if before is None and kind is not Reasoning:
+        return ""
+    return _LINE_ENDS if before is Reasoning and kind is Content else string.whitespace

@@ -138,6 +138,7 @@ CASES = [
         prompt_end="<｜Assistant｜><think>\n",
     ),
     Case("deepseek_r1, older", of(None, "deepseek_r1"), "<think>\na\n</think>\nb", content="b", reasoning="a"),
+    Case("reasoning, code after it", of(None, "qwen3"), "<think>a</think>\n\n  b\n", content="  b\n", reasoning="a"),
     Case("deepseek_r1, no mark", of(None, "deepseek_r1"), "a</think>b", content="b", reasoning="a"),
     Case("deepseek_r1, cut", of(None, "deepseek_r1"), "a b", reasoning="a b"),
     Case(
@@ -164,6 +165,16 @@ CASES = [
         of("deepseek_v3"),
         _DEEPSEEK % ("get_weather", '{"city": "```json 1 ```"}'),
         [("get_weather", {"city": "```json 1 ```"})],
+    ),
+    Case(
+        "deepseek_v3, markers in a text",
+        of("deepseek_v3"),
+        "<｜tool▁calls▁begin｜>"
+        + _DEEPSEEK % ("get_weather", '{"city": "<｜tool▁call▁end｜>"}\n')
+        + "\n"
+        + _DEEPSEEK % ("now", "{}")
+        + "<｜tool▁calls▁end｜>",
+        [("get_weather", {"city": "<｜tool▁call▁end｜>"}), ("now", {})],
     ),
     Case(
         "deepseek_v3, text", of("deepseek_v3"), "a <｜tool b\n```json\n1\n```", content="a <｜tool b\n```json\n1\n```"
@@ -274,7 +285,7 @@ CASES = [
         '[now(from="a, b=(", max-results=3, class=[1, {"k": "v=,"}])]',
         [("now", {"from": "a, b=(", "max-results": 3, "class": [1, {"k": "v=,"}]})],
     ),
-    Case("pythonic, twice", of("pythonic"), "[now(from=1, from=2)]", content="now(from=1, from=2)]"),
+    Case("pythonic, twice", of("pythonic"), "[now(from=1, from=2)]", content="[now(from=1, from=2)]"),
     Case("pythonic, other name", of("pythonic"), "[print(1)]", content="[print(1)]"),
     # gpt-oss.
     Case(
@@ -291,6 +302,12 @@ CASES = [
         ' to=functions.get_weather <|constrain|>json<|message|>{"days": 3}<|call|>',
         [("get_weather", {"days": 3})],
         reasoning="Need a tool.",
+    ),
+    Case(
+        "harmony, markers in a text",
+        of("openai", "openai"),
+        '<|channel|>commentary to=functions.get_weather<|message|> {"city": "<|call|>\\"{<|end|>"}<|call|>',
+        [("get_weather", {"city": '<|call|>"{<|end|>'})],
     ),
     Case(
         "harmony, recipient in the role",
