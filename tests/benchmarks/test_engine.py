@@ -26,7 +26,6 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models import read_model_config
 from tests.support.tiny_models import cached_tiny_model, load_reference
 
-torch.set_num_threads(1)
 PLAN = EnginePlan(
     batch_sizes=(1, 3), num_tokens=(1, 5), contexts=(16,), draft_lengths=(3,), num_samples=2, num_warmups=1
 )

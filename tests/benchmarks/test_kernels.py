@@ -22,7 +22,6 @@ CPU = KernelPlace(torch.device("cpu"), torch.float32)
 
 
 def test_every_kernel_is_checked_timed_and_set_beside_its_floor() -> None:
-    torch.set_num_threads(1)
     done: list[None] = []
     series = run_plan(PLAN, device="cpu", dtype="auto", on_done=lambda: done.append(None))
     rows = to_rows(series)
@@ -43,7 +42,6 @@ def test_every_kernel_is_checked_timed_and_set_beside_its_floor() -> None:
 
 
 def test_a_single_position_has_no_drafts_to_score() -> None:
-    torch.set_num_threads(1)
     assert len(to_rows(run_plan(dataclasses.replace(PLAN, num_positions=1), device="cpu", dtype="auto"))) == NUM_KERNELS
 
 

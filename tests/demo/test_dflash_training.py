@@ -81,7 +81,6 @@ class Published:
 
 
 def test_a_published_drafter_is_served_as_the_tool_has_it(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     head = made(TINY.vocab_size)
     target = head.target
     publish.publish(target.state_dict(), target.shape, TARGET / "tokenizer.json", tmp_path / "target")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from outrider.cli.demo import DRAFTS
@@ -25,7 +24,6 @@ def test_the_demonstration_knows_them() -> None:
     [("eagle3", 0.0, 0.5), ("eagle3", 1.0, 0.35), ("dflash", 0.0, 0.4), ("dflash", 1.0, 0.25)],
 )
 def test_drafts_are_often_right(method: str, temperature: float, least: float) -> None:
-    torch.set_num_threads(1)
     argv = ["--method", method, "--model", str(DRAFTS[method]), "--target-model", str(TARGET), "--dtype", "float32"]
     sizes = ["--device", "cpu", "--num-pages", "200", "--max-model-len", "256"]
     draft = load_proposer(load(DraftSettings, [*argv, *sizes], {}), LoadHooks())

@@ -18,11 +18,6 @@ from tests.support.service_rig import ServiceRig
 from tests.support.tiny_models import cached_tiny_model
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def target() -> Path:
     return cached_tiny_model("llama", seed=1)

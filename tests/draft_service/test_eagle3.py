@@ -22,12 +22,6 @@ from tests.support.eagle3 import LAYERS, MATRICES, NORMS, Eagle3Reference, build
 from tests.support.service_rig import ServiceRig
 from tests.support.tiny_models import cached_tiny_model
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 NORM_FLAGS = ("norm_before_fc", "fc_norm", "norm_output")
 
 

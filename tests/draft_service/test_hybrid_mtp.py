@@ -28,11 +28,6 @@ FAMILIES = ["qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_next"]
 SECOND_TIER = pytest.mark.integration
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("mtp")

@@ -22,11 +22,6 @@ from tests.support.tiny_models import cached_tiny_model
 HEADS = ["eagle", "mtp"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
     """Head and target of each method."""

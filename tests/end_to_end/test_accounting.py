@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.errors import DeadlineError, InvalidRequestError
 from tests.end_to_end.faults import break_links, gate_of, outage
@@ -17,8 +16,6 @@ from tests.end_to_end.waiting import Reader, all_free, eventually
 from tests.support.coordinator_stats import stats_of
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
-
-torch.set_num_threads(1)
 
 TARGET = cached_tiny_model("llama", seed=1)
 NEAR_DRAFT = TARGET

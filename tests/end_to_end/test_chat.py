@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.client.requests import build_request
 from outrider.client.resuming import ResumableGeneration
@@ -18,8 +17,6 @@ from outrider.errors import InvalidRequestError
 from outrider.tokenization import ModelText
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import EOS_TOKEN, cached_tiny_model
-
-torch.set_num_threads(1)
 
 MESSAGES = [
     {"role": "user", "content": "Hello"},

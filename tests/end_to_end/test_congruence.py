@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.errors import OutriderError
 from outrider.generation import GenerationResult, Timing
@@ -16,8 +15,6 @@ from tests.end_to_end.waiting import Reader, all_free, eventually
 from tests.support.coordinator_stats import stats_of
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
-
-torch.set_num_threads(1)
 
 TARGET = cached_tiny_model("llama", seed=1)
 NO_TIME = Timing(0.0, 0.0, 0.0)

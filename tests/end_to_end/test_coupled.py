@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.generation import GenerationResult
 from outrider.ports import DraftCommand, DraftLink, Extend
@@ -21,11 +20,6 @@ VOCAB_SIZE = 24
 PROMPTS = [[1, 2, 3, 1, 2, 3, 4], [7], [(5 * i) % VOCAB_SIZE for i in range(40)]]
 SAMPLINGS: list[dict[str, Any]] = [{}, {"top_k": 6}, {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2}]
 MAX_TOKENS = 24
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.generation import GenerationResult
 from outrider.proposal_channel import messages
@@ -21,8 +20,6 @@ from tests.end_to_end.faults import break_links, outage
 from tests.end_to_end.waiting import Reader, again_until, all_free, eventually
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
-
-torch.set_num_threads(1)
 
 TARGET = cached_tiny_model("qwen3", seed=1, max_position_embeddings=1024)
 DRAFT = cached_tiny_model("qwen3", seed=2, max_position_embeddings=1024)

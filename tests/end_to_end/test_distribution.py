@@ -47,11 +47,6 @@ SUPPORT_LIMIT = 3
 LEAST_P, CAUGHT_P = 1e-4, 1e-6
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> SmallModels:
     return build_small_models(tmp_path_factory.mktemp("models"))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.generation import GenerationResult
 from outrider.proposal_channel import receiver as receiving
@@ -34,8 +33,6 @@ from tests.support.coordinator_stats import stats_of
 from tests.support.dflash import build_dflash
 from tests.support.eagle3 import build_eagle3
 from tests.support.stack import Stack, run_stack
-
-torch.set_num_threads(1)
 
 MODES = pytest.mark.parametrize("draft_ahead", ["verdict", "chain"])
 RULES = pytest.mark.parametrize("rule", [GREEDY, COUPLED], ids=["greedy", "coupled"])

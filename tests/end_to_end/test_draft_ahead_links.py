@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from outrider.batched import AnswerBatch
 from outrider.proposal_channel import messages
@@ -39,8 +38,6 @@ from tests.end_to_end.test_draft_ahead import MODES, alone, check_played, expect
 from tests.end_to_end.waiting import DEADLINE_S, again_until, all_free, eventually
 from tests.support.stack import Stack, run_stack
 from tests.support.tcp_proxy import Direction, TcpProxy
-
-torch.set_num_threads(1)
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.generation import GenerationResult
 from outrider.model_executor.distributed import runner
@@ -26,8 +25,6 @@ from tests.end_to_end.test_draft_ahead import steps
 from tests.end_to_end.waiting import again_until, all_free
 from tests.support.draft_loops import LoopedRunner
 from tests.support.stack import Stack, run_stack
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

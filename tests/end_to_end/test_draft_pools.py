@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.config import CoordinatorSettings, TargetSettings
 from outrider.generation import GenerationResult
@@ -20,8 +19,6 @@ from tests.end_to_end.test_direct_proposals import COUPLED, DRAFT, GREEDY, PATIE
 from tests.end_to_end.test_fairness import ask_coordinator
 from tests.end_to_end.waiting import all_free, eventually
 from tests.support.stack import Stack, run_stack
-
-torch.set_num_threads(1)
 
 NUM_BURST, NUM_OTHERS = 12, 2
 SETTINGS: dict[str, Any] = {"draft_length": "fixed", "num_speculative_tokens": 4, "channels_between_hosts": True}

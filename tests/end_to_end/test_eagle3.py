@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.errors import PairMismatchError
 from tests.end_to_end.waiting import all_free
 from tests.support.eagle3 import build_eagle3
 from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
-
-torch.set_num_threads(1)
 
 TARGET = cached_tiny_model("llama", seed=1)
 SCENARIO: list[dict[str, Any]] = [

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
 from outrider.config.fields import DraftMethod
@@ -74,11 +73,6 @@ REQUESTS: list[dict[str, Any]] = [
     }
     for number in range(8)
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

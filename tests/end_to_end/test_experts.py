@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.end_to_end.test_greedy import CHUNK, NUM_ROWS, NUM_TOKEN_IDS, check_batch, prompts, reference, stack_of
 from tests.end_to_end.test_preemption import value
@@ -19,11 +18,6 @@ from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
 
 FAMILIES = ["qwen3_moe", "mixtral", "gpt_oss"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

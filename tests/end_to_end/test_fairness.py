@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.batched import one_by_one
 from outrider.client.requests import build_request
@@ -20,8 +19,6 @@ from tests.end_to_end.faults import Rows, around_forwards
 from tests.end_to_end.waiting import DEADLINE_S, Reader, all_free
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
-
-torch.set_num_threads(1)
 
 TARGET = cached_tiny_model("llama", seed=1, max_position_embeddings=8192)
 PATIENT: dict[str, Any] = {"draft_timeout_ms": 60_000}

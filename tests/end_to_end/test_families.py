@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.generation import GenerationResult
 from outrider.model_executor.models.support import FALLBACKS
@@ -31,11 +30,6 @@ IN_FP8 = ["gemma3", "glm4", "phi3", "qwen3-moe", "gemma4-experts", "smollm3"]
 """Families with different linear layers."""
 PROMPTS = [prompt + [1] * 20 for prompt in prompts(6, 5)]
 MAX_TOKENS = 24
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def folder_of(name: str) -> Path:

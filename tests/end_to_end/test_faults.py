@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.errors import CapacityError, InvalidRequestError, NonFiniteLogitsError, UnavailableError
 from outrider.generation import GenerationResult
@@ -20,8 +19,6 @@ from tests.end_to_end.waiting import DEADLINE_S, Reader, all_free, eventually
 from tests.support.coordinator_stats import stats_of
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
-
-torch.set_num_threads(1)
 
 TARGET = cached_tiny_model("qwen3", seed=1, max_position_embeddings=1024)
 DRAFT = TARGET

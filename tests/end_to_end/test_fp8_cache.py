@@ -8,7 +8,6 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from tokenizers import Tokenizer
 
@@ -23,11 +22,6 @@ from tests.support.stack import run_stack
 PAIR = Path(__file__).parents[2] / "outrider" / "demo" / "pair"
 NUM_TOKENS = 24
 LARGEST_LOSS = 0.02
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 async def results(kind: str, *, with_draft: bool, **options: Any) -> list[GenerationResult]:

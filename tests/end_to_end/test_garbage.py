@@ -10,14 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import torch
 
 from outrider_coordinator.requests import reader_pauses
 from tests.end_to_end.waiting import Reader, all_free, eventually
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
-
-torch.set_num_threads(1)
 
 TARGET = cached_tiny_model("llama", seed=1)
 DRAFT = cached_tiny_model("qwen2", seed=9)

@@ -38,11 +38,6 @@ LEAST_ACCEPTED = 0.25
 Serve = Callable[..., ServedProposer]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def body() -> Path:
     """The target as transformers knows it: without its MTP layer."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 from tests.draft_service.test_state_heads import medusa, speculator
 from tests.end_to_end.waiting import all_free
@@ -22,7 +21,6 @@ from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
 
 pytestmark = pytest.mark.timeout(300)
-torch.set_num_threads(1)
 
 TARGET = cached_tiny_model("llama", seed=1)
 REQUESTS: list[dict[str, Any]] = [

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.end_to_end.test_direct_proposals import introduced
 from tests.end_to_end.test_experts import check_coupled, check_preempted, k_of
@@ -22,11 +21,6 @@ from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
 
 FAMILIES = ["qwen3_5", "qwen3_next"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

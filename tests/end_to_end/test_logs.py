@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError
 from outrider.telemetry.logs import JsonFormatter
@@ -17,8 +16,6 @@ from tests.end_to_end.faults import lose_sessions, outage, poisoned
 from tests.end_to_end.waiting import Reader
 from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
-
-torch.set_num_threads(1)
 
 MODEL = cached_tiny_model("qwen3", seed=1, max_position_embeddings=1024)
 TRACE = "0af7651916cd43dd8448eb211c80319c"

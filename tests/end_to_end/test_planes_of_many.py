@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 from outrider import AsyncClient
 from outrider.cli.info import info_lines
@@ -30,7 +29,6 @@ from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
 
 pytestmark = pytest.mark.timeout(300)
-torch.set_num_threads(1)
 
 TARGET = cached_tiny_model("llama", seed=1)
 REQUESTS: list[dict[str, Any]] = [

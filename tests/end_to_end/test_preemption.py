@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationResult
@@ -23,11 +22,6 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"acceptance_method": "coupled", "temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2},
 ]
 MAX_TOKENS = 60
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.generation import GenerationResult
 from outrider.readings import Reading
@@ -21,11 +20,6 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"acceptance_method": "coupled"},
     {"acceptance_method": "coupled", "temperature": 0.7, "top_p": 0.9},
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

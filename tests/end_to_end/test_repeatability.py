@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.generation import GenerationResult
 from tests.support.small_models import SmallModels, build_small_models
@@ -25,11 +24,6 @@ MINE: dict[str, Any] = {
     "acceptance_method": "rejection",
 }
 SAMPLINGS: list[dict[str, Any]] = [{}, {"top_k": 8}, {"temperature": 0.8, "top_p": 0.9, "frequency_penalty": 0.3}]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from outrider import AsyncClient
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
@@ -24,8 +23,6 @@ from outrider_target.service import TargetService
 from tests.end_to_end.waiting import DEADLINE_S, eventually
 from tests.support.coordinator_stats import stats_of
 from tests.support.tiny_models import cached_tiny_model
-
-torch.set_num_threads(1)
 
 MODEL = cached_tiny_model("qwen3", seed=1, max_position_embeddings=1024)
 OTHER = cached_tiny_model("qwen3", seed=2, max_position_embeddings=1024)

@@ -39,8 +39,6 @@ from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
 from tests.tensor_plane.peers import holdings
 
-torch.set_num_threads(1)
-
 TARGET = cached_tiny_model("llama", seed=1)
 DEADLINE_S = 120.0
 NUM_KILLS = [

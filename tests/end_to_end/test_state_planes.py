@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.config.fields import DraftMethod
 from outrider_coordinator.session import draft_side, hidden_states
@@ -22,8 +21,6 @@ from tests.support.pair_heads import build_mimo
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
 from tests.tensor_plane.peers import holdings
-
-torch.set_num_threads(1)
 
 HEADS = [DraftMethod.EAGLE, DraftMethod.EAGLE3, DraftMethod.MTP, DraftMethod.DFLASH]
 TOKENS: tuple[dict[str, Any], ...] = ({"temperature": 0}, {"temperature": 1.0, "acceptance_method": "coupled"})

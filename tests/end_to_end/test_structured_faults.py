@@ -9,14 +9,11 @@ from typing import Any
 
 import jsonschema
 import pytest
-import torch
 
 from tests.end_to_end.faults import gate_of, lose_sessions, outage
 from tests.end_to_end.waiting import Reader, all_free
 from tests.support.coordinator_stats import stats_of
 from tests.support.stack import run_stack
-
-torch.set_num_threads(1)
 
 PAIR = Path(__file__).parents[2] / "outrider" / "demo" / "pair"
 SCHEMA: dict[str, Any] = {

@@ -20,8 +20,6 @@ from tests.end_to_end.waiting import Reader, all_free
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model, load_reference
 
-torch.set_num_threads(1)
-
 TEXT = "ab é-世_👋.cdefgh"
 THEN = "XYZ"
 WIDTHS = pytest.mark.parametrize("draft_length", [0, 4])

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from outrider.ports import Scores
 from outrider.types import SamplingParams
@@ -24,11 +23,6 @@ MAX_TOKENS = 24
 NEAR = 1e-4
 """Closer to the bound than this share of it, rounding may decide either way; such a position is not judged here."""
 SAMPLINGS: list[dict[str, Any]] = [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 10}, {"temperature": 1.3}]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.generation import GenerationResult
 from tests.support.stack import Stack, run_stack
@@ -18,11 +17,6 @@ PROMPT = [72, 101, 108]
 MAX_TOKENS, LOGPROBS = 320, 100
 """Tokens with as many logprobs each: more than the windows and buffers on the way take."""
 SECONDS = 120
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from tests.support.pair_heads import build_mimo
 from tests.support.stack import run_stack
 
 pytestmark = pytest.mark.timeout(300)
-torch.set_num_threads(1)
 
 PAGE = 4
 PROMPTS: list[dict[str, Any]] = [

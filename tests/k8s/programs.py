@@ -167,7 +167,7 @@ class Pods:
     def _environment(self, container: Object) -> dict[str, str]:
         given = {variable["name"]: variable.get("value", "") for variable in container.get("env", [])}
         caches = {key: value.replace("/var/cache/outrider", str(self.folder)) for key, value in given.items()}
-        return {**os.environ, **caches, "POD_NAME": "here", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        return {**os.environ, **caches, "POD_NAME": "here", "PYTHONUNBUFFERED": "1"}
 
 
 @contextlib.contextmanager

@@ -1,5 +1,4 @@
-"""Collection of the kernels' cases, and what they compute on: one thread, for the models are tiny and the machine is
-shared.
+"""Collection of the kernels' cases.
 
 Cases are modules named ``*_cases.py``. On a machine with a GPU, each case is a test of its own that is marked ``gpu``,
 so that pytest-xdist compiles kernels in several processes. Elsewhere ``test_triton.py`` and ``test_scoring_triton.py``
@@ -19,7 +18,6 @@ from tests.support.quick_interpreter import set_up_quick_interpreter
 INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
 CASES = "*_cases.py"
 
-torch.set_num_threads(1)
 if INTERPRETS:
     set_up_quick_interpreter()
 

@@ -63,7 +63,6 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 @pytest.fixture(autouse=True)
 def _seeded() -> Iterable[None]:
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     with torch.inference_mode():
         yield
 

@@ -68,7 +68,6 @@ NAN = float("nan")
 @pytest.fixture(autouse=True)
 def _seed_and_poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Memory that a kernel asks for is NaN until it writes it."""
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     plain_empty = torch.empty
 

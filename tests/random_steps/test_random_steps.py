@@ -8,8 +8,6 @@ import torch
 from tests.random_steps.running import take_random_steps
 from tests.support.tiny_models import cached_tiny_model
 
-torch.set_num_threads(1)
-
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral"])
 def test_random_steps_leave_texts_and_pages_right(architecture: str) -> None:

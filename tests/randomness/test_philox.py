@@ -15,8 +15,6 @@ from outrider.randomness import philox_numpy, philox_torch, scalar
 from outrider.randomness.philox_torch import StreamRows
 from outrider.randomness.streams import Stream
 
-torch.set_num_threads(1)
-
 # Random123's kat_vectors, philox4x32 with 10 rounds: counter, key, answer.
 KNOWN_ANSWERS = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),

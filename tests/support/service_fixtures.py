@@ -13,11 +13,6 @@ from outrider.model_executor.model_runner import ModelRunner
 from tests.support.tiny_models import load_reference
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session", name="reference")
 def tiny_reference(folder: Path) -> Any:
     return load_reference(folder)

@@ -57,7 +57,6 @@ def check(
     dtype: torch.dtype = torch.float32, with_weights: bool = True,
 ) -> None:  # fmt: skip
     """Make a head and let it draft for two texts."""
-    torch.set_num_threads(1)
     shape = WIDE if method == "dflash" else SHAPE
     pair = make_head(
         folder, method, shape, acceptance=acceptance, dtype=dtype, draft_vocab_size=draft_vocab_size,

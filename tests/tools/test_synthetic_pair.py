@@ -21,7 +21,6 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.synthetic.cycle import PairMap
 
 ACCEPTANCE, FORESEEN, NUM_DRAFT_TOKENS = 0.75, 0.8, 4
-torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])

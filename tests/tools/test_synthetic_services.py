@@ -11,7 +11,6 @@ from synthetic_pair.shapes import SHAPES
 
 from tests.support.stack import run_stack
 
-torch.set_num_threads(1)
 ACCEPTANCE, NUM_REQUESTS, DRAFT_LENGTH = 0.75, 20, 4
 
 

@@ -295,7 +295,6 @@ def head_core(
     [("eagle3", True, GREEDY), ("eagle3", False, TOKENS), ("eagle3", False, SAMPLED), ("dflash", False, SAMPLED)],
 )
 def test_a_head_says_and_holds_the_same(method: str, samplings: Samplings, tmp_path: Path, *, loops: bool) -> None:
-    torch.set_num_threads(1)
     target = cached_tiny_model("llama", seed=1)
     folders = (build_dflash if method == "dflash" else build_eagle3)(tmp_path), target
     switch = Switch()
