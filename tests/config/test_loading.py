@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -24,6 +24,7 @@ from outrider.config import (
     to_argv,
 )
 from outrider.config.fields import DraftMethod, DraftSampleMethod, RejectionSampleMethod
+from outrider.config.flag_groups import value_name
 from outrider.config.sources import read_file
 from outrider.errors import ConfigError
 from outrider.types import AcceptanceMethod
@@ -484,3 +485,16 @@ NEEDED: dict[type[Any], tuple[str, ...]] = {
     TargetSettings: ("--model", "/models/target"),
     DraftSettings: ("--model", "/models/draft"),
 }
+
+
+@pytest.mark.parametrize(("key", "annotation", "name"), [
+    ("num_pages", int | None, "INTEGER"),
+    ("num_pages", Annotated[int | None, "positive"], "INTEGER"),
+    ("support_mass", float, "FLOAT"),
+    ("host", str | None, "TEXT"),
+    ("trace_file", str | None, "FILE"),
+    ("target_address", str | None, "ADDRESS"),
+    ("draft_length", Literal["auto", "fixed"] | None, "auto|fixed"),
+])  # fmt: skip
+def test_the_placeholder_of_a_value_is_its_type_or_its_few_values(key: str, annotation: Any, name: str) -> None:
+    assert value_name(key, annotation) == name

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.model_executor.model_runner import ModelRunner
 from outrider_draft.proposers.draft_model import ModelProposer
-from tests.support.service_fixtures import tiny_reference, tiny_runner  # noqa: F401 - fixtures
+from tests.support.service_rig import tiny_reference, tiny_runner  # noqa: F401 - fixtures
 from tests.support.tiny_models import cached_tiny_model
 
 

@@ -11,6 +11,7 @@ from outrider.kernels.kv_store import copy_pages, store_kv
 from outrider.kernels.linear import PreparedWeight, prepare_weight
 from outrider.kernels.linear.packed import PackedWeight, can_pack
 from outrider.kernels.linear.reference import PlainWeight, UpcastWeight
+from outrider.kernels.ordering import largest, largest_of_blocks
 from outrider.kernels.paged_attention import paged_attention, plan_attention
 from outrider.kernels.rms_norm import PreparedNorm, prepare_norm
 from outrider.kernels.rms_norm.reference import FewOpsNorm, ReferenceNorm
@@ -141,3 +142,28 @@ def test_rms_norm(form: Callable[[torch.Tensor, float], PreparedNorm], scale: fl
     torch.testing.assert_close(form(weight, 1e-6)(x).double(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(x, before)
     assert isinstance(prepare_norm(weight.bfloat16(), 1e-6), ReferenceNorm)
+
+
+def best_first(row: list[float]) -> list[int]:
+    return sorted(range(len(row)), key=lambda token: (-row[token], token))
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5])
+@pytest.mark.parametrize("width", [1, 2, 7, 64])
+def test_the_largest_of_any_shape(num_rows: int, width: int) -> None:
+    values = torch.randn(num_rows, 64, generator=torch.Generator().manual_seed(num_rows))
+    values[:, 9] = values[:, 3]  # equals: the lower id first
+    ordered, token_ids = largest(values, width)
+    by_hand = [best_first(row)[:width] for row in values.tolist()]
+    assert token_ids.tolist() == by_hand
+    assert torch.equal(ordered, values.gather(-1, token_ids))
+
+
+@pytest.mark.parametrize("width", [1, 3, 8])
+def test_the_largest_of_blocks_are_the_largest(width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    values = torch.randint(-9, 9, (40, 64 * 20), generator=generator).float()  # most are equal to others
+    values[1] = -torch.inf
+    values[2, 200:] = -torch.inf
+    for found, expected in zip(largest_of_blocks(values, width), largest(values, width), strict=True):
+        assert torch.equal(found, expected)

@@ -13,6 +13,7 @@ from outrider.kernels.paged_attention import DevicePlan, RowSpan
 from outrider.kv_cache import KVCacheManager, PagePool
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, pack, spans_in, unpack
 from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, plan_forward
+from outrider.model_executor.input_buffer import PinnedInputBuffer
 from outrider.model_executor.layers.contract import DeviceBatch
 
 WINDOWS = (None, 5)
@@ -76,3 +77,24 @@ def test_what_fills_up_a_shape_has_no_slot_and_no_queries() -> None:
     assert (rows.query_starts[2:] == 4).all()
     assert (rows.context_lengths[2:] == 0).all()
     assert (rows.page_starts[2:] == len(rows.pages)).all()
+
+
+def test_what_was_put_is_taken_in_once() -> None:
+    input_buffer = PinnedInputBuffer(6, torch.device("cpu"))
+    numbers = np.array([3, 1, 4, 1], dtype=np.int32)
+    input_buffer.put(numbers)
+    numbers[:] = 9  # the caller's again
+    assert input_buffer.numbers.tolist() == [0] * 6
+    input_buffer.copy_inputs()
+    assert input_buffer.numbers.tolist() == [3, 1, 4, 1, 0, 0]
+    input_buffer.numbers.fill_(7)
+    input_buffer.copy_inputs()
+    assert input_buffer.numbers.tolist() == [7] * 6
+
+
+def test_numbers_of_a_launch_that_failed_before_it_began_are_forgotten() -> None:
+    input_buffer = PinnedInputBuffer(4, torch.device("cpu"))
+    input_buffer.put(np.array([1, 2, 3], dtype=np.int32))
+    input_buffer.put(np.array([5], dtype=np.int32))
+    input_buffer.copy_inputs()
+    assert input_buffer.numbers.tolist() == [5, 0, 0, 0]

@@ -1,9 +1,10 @@
-"""Device "auto", as torch resolves it for a service that is started alone."""
+"""Device "auto", as torch resolves it for a service that is started alone, and the lock of a device."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from outrider.config import TargetSettings, load
 from outrider.errors import ConfigError
 from outrider.kernels.linear.packed import can_pack
+from outrider.model_executor.device_lock import device_lock
 from outrider.model_executor.device_setup import resolve_device
 from outrider.model_executor.distributed.runner import open_runner
 
@@ -67,3 +69,33 @@ def test_a_process_that_meets_many_batch_sizes_keeps_a_bounded_number_of_product
     """160 further sizes of four weights leave some 60 to 300 MiB without a bound."""
     done = subprocess.run([sys.executable, "-c", _GROWTH], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 15
+
+
+DEVICE = "GPU-0"
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_taken"),
+    [(True, True, True), (True, False, False), (False, True, False), (False, False, False)],
+)
+@pytest.mark.usefixtures("own_folder")
+def test_only_sharers_hold_it_together(first: bool, second: bool, is_taken: bool) -> None:
+    with device_lock(DEVICE, is_shared=first) as is_first_taken:
+        assert is_first_taken
+        with device_lock(DEVICE, is_shared=second, patience_s=0.0) as found:
+            assert found is is_taken
+        with device_lock("GPU-1", patience_s=0.0) as is_free:
+            assert is_free
+    with device_lock(DEVICE, patience_s=0.0) as is_free:
+        assert is_free
+
+
+def test_a_folder_that_cannot_be_written_holds_nothing_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with device_lock(DEVICE) as is_taken:
+        assert not is_taken

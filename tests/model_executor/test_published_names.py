@@ -22,10 +22,12 @@ import pytest
 from outrider.errors import ModelError
 from outrider.model_executor.loader.checkpoint import read_checkpoint
 from outrider.model_executor.loader.estimate import estimate_model
-from outrider.model_executor.models import read_model_config
+from outrider.model_executor.models import families, read_model_config, support
 from outrider.model_executor.models.families import family_of
 from outrider.model_executor.models.tensor_names import is_of_other_part
 from outrider.model_executor.models.weights import checkpoint_targets
+from tests.model_executor import test_fp8, test_parity
+from tests.support.fp8_models import FORMATS
 
 PUBLISHED = {path.stem: path for path in sorted((Path(__file__).parent / "published").glob("*.json"))}
 EXPERTS = {"qwen3-30b-a3b", "mixtral-8x7b", "olmoe-1b-7b-0924"}
@@ -153,3 +155,18 @@ def test_an_estimate_has_the_published_size(name: str, tmp_path: Path) -> None:
     family = family_of(found.config.architecture)
     text = sum(bytes_of(tensor) for key, tensor in expanded(content["tensors"]) if not is_of_other_part(key, family))
     assert text <= found.weight_bytes <= 1.001 * text
+
+
+def test_every_family_is_in_the_table() -> None:
+    assert {one.architecture for one in support.FAMILIES} == families.FAMILIES.keys()
+
+
+def test_what_is_said_to_be_compared_is_compared() -> None:
+    compared = {architecture for architecture, _ in test_parity.MODELS.values()}
+    named = {one.architecture for one in support.FAMILIES if one.compared.startswith("transformers")}
+    assert named == {families.architecture_of(name) for name in compared}
+    assert compared > {architecture for architecture, _ in test_fp8.MODELS.values()}
+
+
+def test_every_format_of_the_tests_is_in_the_table() -> None:
+    assert {name for one in support.FORMATS for name in one.compared} == {*FORMATS, "mxfp4"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from typing import Any
 
@@ -16,6 +17,7 @@ from outrider.ports import Open
 from outrider.randomness import philox_numpy
 from outrider.randomness.streams import GROUP_SIZE, Stream
 from outrider.sampling import ScoreOutcome, ScoreRequest, process_logits, score
+from outrider.sampling.scoring.fused import _is_drawable
 from outrider.sampling.session import SessionSampling
 from outrider.sampling.softmax import softmax_rows
 from outrider.types import LogprobsMode, SparseScores, Support, TokenScores, TypicalScores
@@ -307,3 +309,12 @@ def test_rows_and_positions_must_agree() -> None:
 
 def test_no_sessions() -> None:
     assert score(torch.empty(0, VOCAB), []) == []
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1e31])
+@pytest.mark.parametrize("place", range(3))
+def test_one_bad_row_is_seen_wherever_it_stands(bad: float, place: int) -> None:
+    largest = [1.0, -2.0, 3.0]
+    assert _is_drawable(largest, 1e30)
+    largest[place] = bad
+    assert not _is_drawable(largest, 1e30)

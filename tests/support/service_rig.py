@@ -1,15 +1,19 @@
 """Real services and real session loops without threads and without an event loop, for very many short sessions.
 
 The cores are those that the services' threads run, the plans are the coordinator's own; messages go in lock-step. What
-``tests.support.stack`` has besides, threads, links and streams, is not here.
+``tests.support.stack`` has besides, threads, links and streams, is not here. The fixtures are both services': a tiny
+model ``folder`` of the test package's own, its reference, and a runner of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
+import torch
 
 from outrider.client.requests import build_request
 from outrider.config import CoordinatorSettings
@@ -32,6 +36,7 @@ from outrider_draft.proposers.text.suffix import SuffixProposer
 from outrider_draft.service import build_core as build_draft_core
 from outrider_draft.service import build_model_core, build_ngram_core
 from outrider_target.service import build_core
+from tests.support.tiny_models import load_reference
 
 AnyCore = EngineCore[Any, Any, Any, Any]
 
@@ -185,3 +190,17 @@ def _build_draft(
     proposer = ModelProposer(runner)
     known = describe_model("draft", draft, runner).num_token_ids
     return build_model_core(proposer, max_batched_tokens=FORWARD), DraftFacts(runner.max_model_len, known)
+
+
+@pytest.fixture(scope="session", name="reference")
+def tiny_reference(folder: Path) -> Any:
+    return load_reference(folder)
+
+
+@pytest.fixture(name="runner")
+def tiny_runner(folder: Path) -> Iterator[ModelRunner]:
+    loaded = ModelRunner.load(folder, dtype="float32", page_size=4, num_pages=256)
+    with torch.inference_mode():
+        loaded.kv_cache.fill_(float("nan"))  # a stale read would show
+    yield loaded
+    loaded.sequences.check_integrity()

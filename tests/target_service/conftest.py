@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.service_fixtures import tiny_reference, tiny_runner  # noqa: F401 - fixtures
+from tests.support.service_rig import tiny_reference, tiny_runner  # noqa: F401 - fixtures
 from tests.support.tiny_models import cached_tiny_model
 
 

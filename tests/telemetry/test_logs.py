@@ -1,16 +1,18 @@
-"""Logs of a process, and its end."""
+"""Logs of a process, its end, and its progress where no terminal watches."""
 
 from __future__ import annotations
 
 import io
 import json
 import logging
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from outrider.errors import ConfigError
 from outrider.telemetry import exit_cleanly, set_up_logging
+from outrider.telemetry.progress import ByteProgress, CountProgress
 
 
 class Terminal(io.StringIO):
@@ -103,3 +105,29 @@ def test_an_interrupt_is_exit_code_130() -> None:
     with pytest.raises(SystemExit) as caught, exit_cleanly():
         raise KeyboardInterrupt
     assert caught.value.code == 130
+
+
+def test_the_end_is_logged_and_what_lasts(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level(logging.INFO)
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    progress = CountProgress("capturing")
+    for done in range(1, 29):
+        now += 0.5
+        progress(done, 28)
+    assert caplog.messages == [f"capturing: {done} of 28" for done in (12, 23, 28)]
+
+
+def test_bytes_are_told_in_mebibytes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    ByteProgress("loading")(3 << 20, 3 << 20)
+    assert caplog.messages == ["loading: 3 of 3 MiB"]
+
+
+def test_a_second_run_is_told_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    progress = CountProgress("capturing")
+    for _ in range(2):
+        for done in (1, 2):
+            progress(done, 2)
+    assert caplog.messages == ["capturing: 2 of 2"] * 2

@@ -1,9 +1,14 @@
-"""Replica of a request when several have served texts with its prefix."""
+"""Replica of a request when several have served texts with its prefix, and what placement forgets of a lost one."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+from outrider_coordinator.routing.placement import Placement
 from outrider_coordinator.routing.prefix_affinity import PrefixAffinity
 from outrider_coordinator.session.committed_tokens import CommittedTokens
+from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.routing.fleet import Found, ask, draft, eventually, fleet, num_held, target
 
 TEXT = tuple(position % 8 for position in range(600))
@@ -70,3 +75,14 @@ async def test_a_lost_replica_is_not_preferred_when_it_is_back() -> None:
             replica.break_links("restarted")
         await eventually(lambda: not len(made.coordinator.driver.placement.target_prefixes))
         await eventually(lambda: made.is_attached(2))
+
+
+def test_nothing_learned_of_a_target_outlives_its_loss() -> None:
+    policy = DraftLengthPolicy(4, is_controlled=True)
+    services: Any = SimpleNamespace(target=None, draft=None)
+    lost: Any = object()
+    policy.enter(policy.session(None), lost)
+    policy.enter(policy.session(None), "another")
+    Placement(services, policy).forget_target(lost)
+    assert policy.controller(lost) is None
+    assert policy.controller("another") is not None

@@ -31,9 +31,8 @@ from outrider.types import SparseEvidence
 from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_target.executor import TargetExecutor
 from tests.draft_service.head_rig import served
-from tests.serving.decode.plain_twins import PlainTwins
 from tests.serving.decode.state_twins import HeadTwins, PutStates, ReadStates, StatesTwins
-from tests.serving.decode.twins import GREEDY, SAMPLED, TOKENS, Samplings, Switch, Twins, holding
+from tests.serving.decode.twins import GREEDY, SAMPLED, TOKENS, PlainTwins, Samplings, Switch, Twins, holding
 from tests.support.dflash import build_dflash
 from tests.support.eagle3 import build_eagle3
 from tests.support.tiny_models import cached_tiny_model

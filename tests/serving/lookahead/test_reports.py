@@ -1,4 +1,4 @@
-"""Reports of forwards whose answers leave in several messages: which forward it was stays known."""
+"""Reports of forwards whose answers leave in several messages, and a session that fails while another item runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 
 from outrider.item_batch import batch_of_commands
-from outrider.ports import Prepare, Scores
+from outrider.ports import Prepare, Scores, SessionFailed
 from outrider.serving.decode import lookahead_steps
 from outrider.serving.decode.lookahead_steps import LookaheadAnswers
 from tests.serving.lookahead.coordinating import core_of
@@ -71,3 +71,27 @@ def test_answers_of_a_forward_in_arrays_tell_its_end_though_they_leave_apart(mon
     assert all(len(each) == 1 and each[0] > 0 for each in ends)
     first, second = ends[2::2], ends[3::2]
     assert first == second and first == sorted(first) and len({each[0] for each in first}) == len(first)
+
+
+@pytest.mark.parametrize("fewest", [2, 99])
+def test_a_session_fails_alone(fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookahead_steps, "FEWEST_SESSIONS", fewest)
+    runner = Runner(100)
+    core = core_of(CountingExecutor(runner), lookahead=True, max_batched_tokens=64)  # type: ignore[arg-type]
+    core.scheduler.plain.links.add(0)
+    prompts = [[1, 2, 3 + number] for number in range(NUM_SESSIONS)]
+    for number, prompt in enumerate(prompts):
+        opened = open_session(number, prompt_length=3, max_length=40, num_token_ids=VOCAB_SIZE - 1)
+        core.handle(0, [opened, score_item(number, 2, prompt), Prepare(number, 2, 50)])
+    core.step()
+    core.handle(0, [score_item(0, 3, [*prompts[0], VOCAB_SIZE], num_kept_tokens=3)])
+    events = []
+    for _ in range(8):
+        for _, batch in core.step():
+            events += [event for event in batch.events if isinstance(event, Scores | SessionFailed)]
+        core.tidy()
+    assert [event.session for event in events if isinstance(event, SessionFailed)] == [0]
+    assert sorted(event.session for event in events if isinstance(event, Scores)) == list(range(NUM_SESSIONS))
+    assert core.num_sessions == NUM_SESSIONS - 1
+    core.drop_link(0)
+    assert runner.sequences.pool.num_used == 0
