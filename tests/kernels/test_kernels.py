@@ -9,8 +9,7 @@ import torch
 
 from outrider.kernels.kv_store import copy_pages, store_kv
 from outrider.kernels.linear import PreparedWeight, prepare_weight
-from outrider.kernels.linear.packed import PackedWeight, can_pack
-from outrider.kernels.linear.reference import PlainWeight, UpcastWeight
+from outrider.kernels.linear.reference import PackedWeight, PlainWeight, UpcastWeight, can_pack
 from outrider.kernels.ordering import largest, largest_of_blocks
 from outrider.kernels.paged_attention import paged_attention, plan_attention
 from outrider.kernels.rms_norm import PreparedNorm, prepare_norm

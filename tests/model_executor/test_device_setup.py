@@ -12,7 +12,7 @@ import torch
 
 from outrider.config import TargetSettings, load
 from outrider.errors import ConfigError
-from outrider.kernels.linear.packed import can_pack
+from outrider.kernels.linear.reference import can_pack
 from outrider.model_executor.device_lock import device_lock
 from outrider.model_executor.device_setup import resolve_device
 from outrider.model_executor.distributed.runner import open_runner
@@ -41,7 +41,7 @@ def test_a_share_of_a_gpu_is_refused_without_one(tmp_path: Path, monkeypatch: py
 _GROWTH = """
 import ctypes
 import torch
-from outrider.kernels.linear.packed import PackedWeight
+from outrider.kernels.linear.reference import PackedWeight
 from outrider.model_executor.device_setup import prepare_device
 
 class Heap(ctypes.Structure):

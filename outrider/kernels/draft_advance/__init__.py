@@ -10,7 +10,7 @@ row has one token less to draw, and the step's number grows by one. The token it
 from __future__ import annotations
 
 from outrider.kernels.draft_advance import reference
-from outrider.kernels.draft_advance.layout import LoopState
+from outrider.kernels.draft_advance.reference import LoopState
 from outrider.kernels.launching import has_kernels
 
 __all__ = ["LoopState", "advance"]

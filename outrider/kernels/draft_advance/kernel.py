@@ -16,7 +16,7 @@ from outrider.kernels.launching import launch_options
 from outrider.randomness.streams import Stream
 
 if TYPE_CHECKING:
-    from outrider.kernels.draft_advance.layout import LoopState
+    from outrider.kernels.draft_advance.reference import LoopState
 
 _POSITION = tl.constexpr(int(Column.POSITION))
 _LENGTH = tl.constexpr(int(Column.LENGTH))

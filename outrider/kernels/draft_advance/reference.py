@@ -1,16 +1,26 @@
-"""PyTorch reference of ``draft_advance``; runs on every device."""
+"""State of a draft loop's rows, and the PyTorch reference of ``draft_advance``, which runs on every device."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 
 from outrider.kernels.draft_sampling.layout import Column, Method
 from outrider.randomness.streams import Stream
 
-if TYPE_CHECKING:
-    from outrider.kernels.draft_advance.layout import LoopState
+
+@dataclass(frozen=True, slots=True)
+class LoopState:
+    """State of R rows before and after a step."""
+
+    step: torch.Tensor  # [1] int32
+    positions: torch.Tensor  # [R] int32
+    slots: torch.Tensor  # [R] int32
+    context_lengths: torch.Tensor  # [R] int32
+    parameters: torch.Tensor  # [R, NUM_COLUMNS] int32
+    page_starts: torch.Tensor  # [R+1] int32, into pages
+    pages: torch.Tensor  # [any] int32
 
 
 def advance(state: LoopState, page_size: int) -> None:

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from outrider.kernels.fp8_linear.contract import Gate, PreparedFp8Weight
 from outrider.kernels.fp8_linear.layout import FP8, FP8_MAX, Fp8Matrix, Rounding, rounded_scale
-from outrider.kernels.fp8_linear.reference import WidenedWeight, quantize_rows, round_rows
+from outrider.kernels.fp8_linear.reference import Gate, PreparedFp8Weight, WidenedWeight, quantize_rows, round_rows
 from outrider.kernels.launching import has_kernels
 
 __all__ = [

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider.kernels.fp8_linear.contract import Gate
 from outrider.kernels.fp8_linear.layout import FP8, Rounded, Rounding
+from outrider.kernels.fp8_linear.reference import Gate
 from outrider.kernels.gemv import NormedInput
 from outrider.kernels.launching import launch_options
 from outrider.kernels.rms_norm.kernel import added_and_normed, num_partials_of

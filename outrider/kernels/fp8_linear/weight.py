@@ -6,10 +6,10 @@ import dataclasses
 
 import torch
 
-from outrider.kernels.fp8_linear.contract import Gate, PreparedFp8Weight
 from outrider.kernels.fp8_linear.kernel import BLOCK_K, Fp8Tiling, fp8_product
 from outrider.kernels.fp8_linear.layout import Fp8Matrix, Rounded, Rounding
 from outrider.kernels.fp8_linear.library import library_product, library_takes
+from outrider.kernels.fp8_linear.reference import Gate, PreparedFp8Weight
 from outrider.kernels.fp8_linear.rounding import normed_and_rounded, rounded
 from outrider.kernels.gemv import NormedInput
 from outrider.kernels.launching import launches_early, num_processors

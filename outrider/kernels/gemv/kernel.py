@@ -19,8 +19,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.gemv.layout import Matrix, NormedInput
 from outrider.kernels.launching import launch_options
-from outrider.kernels.rope_and_cache.layout import CosSin, HeadLayout
 from outrider.kernels.rope_and_cache.numbers import cache_numbers
+from outrider.kernels.rope_and_cache.reference import CosSin, HeadLayout
 
 _SHORT = 4096
 """Rows of weights up to so long take four warps."""

@@ -17,9 +17,7 @@ from __future__ import annotations
 import torch
 
 from outrider.kernels.launching import has_kernels
-from outrider.kernels.linear.contract import PreparedWeight
-from outrider.kernels.linear.packed import PackedWeight, can_pack
-from outrider.kernels.linear.reference import PlainWeight, UpcastWeight
+from outrider.kernels.linear.reference import PackedWeight, PlainWeight, PreparedWeight, UpcastWeight, can_pack
 
 __all__ = ["PreparedWeight", "prepare_weight"]
 

@@ -14,7 +14,7 @@ from outrider.kernels.gemv import MAX_TOKENS, Matrix, suits
 from outrider.kernels.gemv.kernel import product
 from outrider.kernels.launching import launches_early, num_processors, shared_bytes
 from outrider.kernels.linear import selection, split_k, stream_k
-from outrider.kernels.linear.contract import PreparedWeight
+from outrider.kernels.linear.reference import PreparedWeight
 from outrider.kernels.linear.skinny import SkinnyTiling, skinny_product
 from outrider.kernels.room import with_room
 

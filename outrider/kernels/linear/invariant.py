@@ -12,9 +12,9 @@ import torch
 
 from outrider.kernels.launching import num_processors
 from outrider.kernels.linear import selection, split_k
-from outrider.kernels.linear.contract import PreparedWeight
 from outrider.kernels.linear.few_rows import choose_tiling
 from outrider.kernels.linear.ordered import OrderedTiling, ordered_product
+from outrider.kernels.linear.reference import PreparedWeight
 from outrider.kernels.linear.skinny import skinny_product
 
 _MOST_SPLIT_ROWS = 256

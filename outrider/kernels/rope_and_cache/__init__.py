@@ -16,7 +16,7 @@ import torch
 
 from outrider.kernels.launching import has_kernels
 from outrider.kernels.rope_and_cache import reference
-from outrider.kernels.rope_and_cache.layout import CosSin, HeadLayout
+from outrider.kernels.rope_and_cache.reference import CosSin, HeadLayout
 
 __all__ = ["CosSin", "HeadLayout", "apply_rope_and_cache"]
 

@@ -12,8 +12,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.fp8_linear.layout import FP8
 from outrider.kernels.launching import launch_options
-from outrider.kernels.rope_and_cache.layout import CosSin, HeadLayout
 from outrider.kernels.rope_and_cache.numbers import cache_numbers
+from outrider.kernels.rope_and_cache.reference import CosSin, HeadLayout
 
 MANY_TOKENS = 128
 """Tokens from which on programs of few heads of a token are too many."""
