@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.config.schema import SECTIONS
-from outrider.config.suggestions import check_known
-from outrider.config.typed_names import Place
+from outrider.config.typed_names import Place, check_known
 from outrider.errors import ConfigError
 
 SpeculativeConfig = Annotated[

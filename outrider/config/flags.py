@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from outrider.config.flag_groups import GROUPS, group_of, value_name
 from outrider.config.schema import Section
 from outrider.config.sources import variable_name
-from outrider.config.suggestions import unknown
+from outrider.config.typed_names import unknown
 from outrider.errors import ConfigError
 
 _OF_SERVE = {("gateway", "enabled"), ("gateway", "num_processes"), ("coordinator", "num_processes")}

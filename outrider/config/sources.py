@@ -16,8 +16,7 @@ from typing import Any
 from outrider.config import speculative
 from outrider.config.client import CLIENT_VARIABLES
 from outrider.config.schema import SECTIONS
-from outrider.config.suggestions import check_known, unknown
-from outrider.config.typed_names import Place
+from outrider.config.typed_names import Place, check_known, unknown
 from outrider.errors import ConfigError, install_command
 
 PREFIX = "OUTRIDER_"

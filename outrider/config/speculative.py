@@ -9,8 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.config.suggestions import check_known
-from outrider.config.typed_names import Place
+from outrider.config.typed_names import Place, check_known
 from outrider.errors import ConfigError
 
 NAME = "speculative_config"
