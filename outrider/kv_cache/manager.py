@@ -16,11 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from outrider.errors import IntegrityError, InvalidRequestError
 from outrider.kv_cache.groups import AttentionReach
-from outrider.kv_cache.integrity import check_sequence
 from outrider.kv_cache.page_pool import PagePool
 from outrider.kv_cache.page_tables import Ints, JoinedPages, PageTables, slots_in
 from outrider.kv_cache.prefix_cache import PrefixCache
-from outrider.kv_cache.sequence import KVSequence, PageTable
+from outrider.kv_cache.sequence import KVSequence, PageTable, check_sequence
 from outrider.kv_cache.state_slots import SequenceState, StateRows, StateSlots
 from outrider.kv_cache.window_pages import WindowPages
 from outrider.prefix_hash import PrefixHash

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
 from outrider.planes import PlaneKind
-from outrider.tensor_plane.limits import PlaneLimits
+from outrider.tensor_plane.endpoints import PlaneLimits
 
 WRITER, READER = 0, 1
 """Ranks."""

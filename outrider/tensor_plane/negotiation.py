@@ -16,8 +16,7 @@ import torch
 
 from outrider.planes import ID_BYTES, PlaneKind, PlaneReport
 from outrider.tensor_plane.control import ControlConnection, Message
-from outrider.tensor_plane.endpoints import PeerFacts, WriterEnd, why_not
-from outrider.tensor_plane.limits import PlaneLimits
+from outrider.tensor_plane.endpoints import PeerFacts, PlaneLimits, WriterEnd, why_not
 from outrider.tensor_plane.opening import OPENING_ERRORS, open_writer
 
 PROBE_BYTES = 147_456

@@ -8,8 +8,7 @@ import torch
 
 from outrider.planes import PlaneKind
 from outrider.tensor_plane.control import Message
-from outrider.tensor_plane.endpoints import Details, ReaderEnd, WriterEnd
-from outrider.tensor_plane.limits import PlaneLimits
+from outrider.tensor_plane.endpoints import Details, PlaneLimits, ReaderEnd, WriterEnd
 
 OPENING_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, ArithmeticError, AttributeError, ImportError)
 """A plane that cannot be opened is one that is not used; torch without NCCL has no such attribute."""

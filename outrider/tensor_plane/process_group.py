@@ -23,8 +23,7 @@ from outrider.planes import PlaneKind
 from outrider.tensor_plane.arrivals import ArrivedTensors
 from outrider.tensor_plane.communicator import READER, WRITER, PlaneCommunicator
 from outrider.tensor_plane.control import Message
-from outrider.tensor_plane.endpoints import Details, ReaderEnd, WriterEnd, recorded_event
-from outrider.tensor_plane.limits import PlaneLimits
+from outrider.tensor_plane.endpoints import Details, PlaneLimits, ReaderEnd, WriterEnd, recorded_event
 
 
 @dataclass(slots=True)

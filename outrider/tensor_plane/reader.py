@@ -20,8 +20,7 @@ from outrider.batched import StateBatch
 from outrider.errors import StaleReferenceError
 from outrider.planes import PlaneKind, PlaneOffer, PlaneReference, PlaneReport
 from outrider.tensor_plane.control import ControlConnection, Message, connect
-from outrider.tensor_plane.endpoints import PeerFacts, current_stream
-from outrider.tensor_plane.limits import PlaneLimits
+from outrider.tensor_plane.endpoints import PeerFacts, PlaneLimits, current_stream
 from outrider.tensor_plane.open_plane import FetchedRows, OpenPlane
 from outrider.tensor_plane.opening import OPENING_ERRORS, open_reader
 

@@ -16,7 +16,7 @@ import torch
 
 from outrider.planes import PlaneKind, PlaneOffer, PlaneReference, PlaneReport
 from outrider.tensor_plane.control import ControlConnection, ControlListener, Message
-from outrider.tensor_plane.limits import PlaneLimits
+from outrider.tensor_plane.endpoints import PlaneLimits
 from outrider.tensor_plane.negotiation import Chosen, Negotiation
 from outrider.tensor_plane.ring import Ring, Use
 

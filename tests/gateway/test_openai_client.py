@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -235,3 +237,29 @@ def test_a_bad_field_of_a_chat_is_named(service: Service, client: OpenAI, option
 def test_another_model_is_not_found(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="`other` does not exist"):
         client.completions.create(model="other", prompt="hello")
+
+
+LANGCHAIN = "langchain_openai"
+"""Package of the dev extra: in CI it is there, and an older environment may lack it."""
+
+
+def test_a_chat_model_of_langchain_answers_whole_and_streamed(service: Service, gateway: Gateway) -> None:
+    in_ci = os.environ.get("CI")
+    langchain: Any = importlib.import_module(LANGCHAIN) if in_ci else pytest.importorskip(LANGCHAIN)
+    model = langchain.ChatOpenAI(base_url=f"{gateway.url}/v1", api_key="none", model="scripted", max_tokens=3)
+    assert model.invoke([("system", "Be brief."), ("human", "hi")]).content == "<0><1><2>"
+    chunks = list(model.stream("hi"))
+    assert "".join(chunk.content for chunk in chunks) == "<0><1><2>"
+    told = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
+    assert [usage["output_tokens"] for usage in told] in ([], [3])
+    assert model.bind(stop=["x"], seed=3).invoke("hi").response_metadata["finish_reason"] == "length"
+    assert service.generator.requests[-1].stop == ("x",)
+
+
+def test_a_completion_model_answers_a_batch(gateway: Gateway) -> None:
+    in_ci = os.environ.get("CI")
+    langchain: Any = importlib.import_module(LANGCHAIN) if in_ci else pytest.importorskip(LANGCHAIN)
+    model = langchain.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", model="scripted", max_tokens=2)
+    assert model.invoke("hello") == "<0><1>"
+    assert model.batch(["a", "b", "c"]) == ["<0><1>"] * 3
+    assert "".join(model.stream("hello")) == "<0><1>"

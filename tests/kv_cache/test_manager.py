@@ -8,7 +8,7 @@ import pytest
 
 from outrider.errors import IntegrityError, InvalidRequestError, OutOfPagesError
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
-from outrider.kv_cache.integrity import check_sequence
+from outrider.kv_cache.sequence import check_sequence
 from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
 
 TEXT = list(range(100, 116))

@@ -11,6 +11,7 @@ from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Limits, Session
 from outrider.serving.session_registry import SessionRegistry
+from outrider.serving.stats import ForwardTimes
 from outrider.telemetry.tracing import names
 from outrider.telemetry.tracing.service_spans import item_spans
 from outrider.types import JudgingRule, SamplingParams
@@ -96,3 +97,35 @@ def test_each_stage_lies_between_two_readings_of_the_clock() -> None:
     assert sum(span.name == names.FORWARD for span in below) == NUM_FORWARDS
     masks = [span for span in below if span.name == names.MASK]
     assert [span.duration_ns for span in masks] == [FORWARD - 1] * NUM_FORWARDS
+
+
+def test_nothing_is_known_at_first() -> None:
+    times = ForwardTimes()
+    assert times.longest_s(1) == times.longest_s(4096) == 0.0
+    assert not times.knows(1)
+
+
+def test_a_larger_forward_may_take_proportionally_longer() -> None:
+    times = ForwardTimes()
+    times.note(1, 1.4)
+    assert times.longest_s(1) == 1.4
+    assert times.longest_s(1000) == 1400.0  # a slow model on a CPU is not ended for its first long prompt
+    assert times.knows(1)
+    assert not times.knows(1000)
+
+
+def test_forwards_of_the_same_size_narrow_the_estimate() -> None:
+    times = ForwardTimes()
+    times.note(1, 1.4)
+    times.note(1000, 140.0)
+    assert times.longest_s(512) == times.longest_s(1) * 100 == 140.0
+    assert 140.0 <= times.longest_s(1023) < 280.0
+
+
+def test_a_forward_that_compiled_is_forgotten() -> None:
+    times = ForwardTimes()
+    times.note(16, 20.0)
+    assert times.longest_s(16) == 20.0
+    for _ in range(100):
+        times.note(16, 0.01)
+    assert times.longest_s(16) < 0.02

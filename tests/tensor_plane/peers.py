@@ -20,7 +20,7 @@ import torch
 from outrider.errors import StaleReferenceError
 from outrider.planes import PlaneKind, PlaneOffer, PlaneReference
 from outrider.tensor_plane import shared_file
-from outrider.tensor_plane.limits import PlaneLimits
+from outrider.tensor_plane.endpoints import PlaneLimits
 from outrider.tensor_plane.reader import PlaneReaders
 from outrider.tensor_plane.writer import PlaneWriters
 

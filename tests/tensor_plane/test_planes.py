@@ -20,8 +20,7 @@ from outrider.batched import StateBatch
 from outrider.errors import StaleReferenceError
 from outrider.planes import PlaneKind, PlaneReference
 from outrider.tensor_plane import shared_file
-from outrider.tensor_plane.endpoints import PeerFacts, why_not
-from outrider.tensor_plane.limits import PlaneLimits
+from outrider.tensor_plane.endpoints import PeerFacts, PlaneLimits, why_not
 from outrider.tensor_plane.negotiation import Chosen, Negotiation
 from outrider.tensor_plane.process_group import ProcessGroupReader, ProcessGroupWriter
 from outrider.tensor_plane.reader import PlaneReader, PlaneReaders
