@@ -117,6 +117,11 @@ async def outage(stack: Stack, role: str) -> AsyncIterator[None]:
     """The server of "draft" or "target" is gone inside, and listens again at the same address afterwards."""
     await getattr(stack, f"{role}_server").stop()
     yield
-    serve: Any = {"draft": serve_draft, "target": serve_target}[role]
     port = int(stack.addresses[role].rpartition(":")[2])
-    setattr(stack, f"{role}_server", await serve(getattr(stack, role), host="127.0.0.1", port=port))
+    if role == "draft":
+        stack.draft_server = await serve_draft(stack.draft, host="127.0.0.1", port=port)
+    else:
+        target = stack.target
+        stack.target_server = await serve_target(
+            target, host="127.0.0.1", port=port, admit_channel=target.admit_channel
+        )

@@ -59,9 +59,11 @@ class _Chain:
         if not self.brought and at == text and tokens[:1] == [following]:
             self.kept, self.brought = text + len(tokens) - 1, tokens[-1:]
             return True
-        if self.brought and not accepted:
-            last = self.brought[-1]  # the loop before has not begun
-        self.kept = min(text, self.session.sequence.length)
+        held = self.session.sequence.length
+        if self.brought:  # the loop before has not begun: what is held past ``kept`` may be another text
+            held = self.kept
+            last = last if accepted else self.brought[-1]
+        self.kept = min(text, held)
         self.brought = [last, following][-1 - (text - self.kept) :]
         return text - self.kept < _MAX_BROUGHT
 

@@ -87,8 +87,10 @@ class Chains:
         self.driver.core.begin(0, ChainStart(verdicts_of(rows), CHANNEL))
         self._take_pushes()
 
-    def judge(self, rows: Sequence[tuple[Text, int, int]]) -> None:
-        """Verdicts: accepted draft tokens of each text, and the token after them."""
+    def judge(self, rows: Sequence[tuple[Text, int, int]], *, begins: bool = True) -> None:
+        """Verdicts: accepted draft tokens of each text, and the token after them. ``begins``: the loops that follow
+        begin before anything else comes.
+        """
         told = []
         for text, accepted, following in rows:
             last = text.drafts[accepted - 1] if accepted else 0
@@ -98,7 +100,8 @@ class Chains:
             is_hit = base == len(text.tokens) - 1 and ids[:1] == [following]
             text.drafts = ids[1:] if is_hit else []
         self.driver.core.begin(0, verdicts_of(told))
-        self._take_pushes()
+        if begins:
+            self._take_pushes()
 
     def _take_pushes(self) -> None:
         while self.driver.core.has_work:
@@ -148,6 +151,19 @@ def test_what_is_pushed_is_what_would_be_proposed(sampling: SamplingParams, seed
     assert chains.driver.core.stats.num_lookahead_used == num_hits
     chains.driver.run(*[Release(text.number, text.generation + 2) for text in chains.texts])
     assert chains.driver.core.num_pages_free == NUM_PAGES
+
+
+@pytest.mark.parametrize("num_accepted", [0, 1, K])
+def test_a_verdict_that_comes_before_the_loop_of_the_one_before_goes_on_from_its_text(num_accepted: int) -> None:
+    """A wrong guess that the draft holds is not taken for the text."""
+    chains = Chains(GREEDY)
+    chains.start(chains.texts)
+    chains.judge([(text, num_accepted, (text.pushed[1][0] + 1) % VOCABULARY) for text in chains.texts], begins=False)
+    chains.judge([(text, 0, 3) for text in chains.texts])
+    for text in chains.texts:
+        chains.check(text)
+        chains.ask([text])
+        assert len(text.drafts) == K, "the session is not lost"
 
 
 def test_a_command_ends_a_chain() -> None:
