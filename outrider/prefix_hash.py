@@ -128,6 +128,13 @@ class PrefixHasher:
         return self._blocks[num_blocks], rest[-1]
 
 
+def rest_after(rest: int, length: int, token_ids: Sequence[int]) -> int:
+    """Running hash after ``token_ids``, which follow the first ``length`` tokens, whose running hash is ``rest``."""
+    for place, token_id in enumerate(token_ids, length + 1):
+        rest = _reduce(rest * REST_MULTIPLIER + token_id + 1) if place % BLOCK_TOKENS else 0
+    return rest
+
+
 def following(rest: int, token_ids: Sequence[int]) -> list[int]:
     """``rest`` and the running hashes after each of ``token_ids``, within one block."""
     hashes = [rest]

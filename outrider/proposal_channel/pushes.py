@@ -1,8 +1,9 @@
 """Pushes: draft tokens that no command has asked for, with the draft's guess of the token before them.
 
-A push names the text that it continues by its length. A target that finds by its own tokens that the guess is right
-scores the rest in the step that it begins by itself. A push decides nothing: any other is dropped. On the socket a push
-is a message of proposals whose generations have the highest bit set, and are lengths.
+A push names the text that it continues by its length and a part of its hash: a draft that does not know the latest
+verdicts goes on from other texts. A target that finds by its own tokens that the guess is right scores the rest in the
+step that it begins by itself. A push decides nothing: any other is dropped. On the socket a push is a message of
+proposals whose generations have the highest bit set, the hash's bits below it, and the length in the lower half.
 
 Shape letters: ``B`` sessions, ``T`` tokens of all of them.
 """
@@ -10,17 +11,18 @@ Shape letters: ``B`` sessions, ``T`` tokens of all of them.
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import numpy as np
 
-from outrider.batched import U4, U8, AnswerBatch, Column
+from outrider.batched import U4, U8, Column
 from outrider.proposal_channel.messages import DirectProposals
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.values import step_value
 
 _HEAD = struct.Struct("<4I")
-_IS_PUSH = U8.type(1 << 63)
+_IS_PUSH, _LENGTH_BITS, _LENGTH = U8.type(1 << 63), U8.type(32), U8.type((1 << 32) - 1)
+_HASH = (1 << 31) - 1
+"""Bits of a text's running hash that a push carries."""
 
 
 @step_value(frozen=True, slots=True)
@@ -29,17 +31,19 @@ class Pushes:
 
     sessions: Column  # [B] uint64
     base_lengths: Column  # [B] tokens of the text before the guess
+    text_hashes: Column  # [B] uint64, ``text_hash`` of that text
     counts: Column  # [B] uint32, the guess included
     token_ids: Column  # [T] uint32
     channel: int = 0
     """The proposal channel by which they go."""
 
-    def rows(self) -> list[tuple[int, int, list[int]]]:
-        """Session, length of the text before the guess, and tokens of each."""
+    def rows(self) -> list[tuple[int, int, int, list[int]]]:
+        """Session, length and hash of the text before the guess, and tokens of each."""
         ids, ends = self.token_ids.tolist(), self.counts.cumsum(dtype=np.int64).tolist()
         spans = zip([0, *ends], ends, strict=False)
         tokens = [ids[start:stop] for start, stop in spans]
-        return list(zip(self.sessions.tolist(), self.base_lengths.tolist(), tokens, strict=True))
+        texts = self.base_lengths.tolist(), self.text_hashes.tolist()
+        return list(zip(self.sessions.tolist(), *texts, tokens, strict=True))
 
 
 @step_value(frozen=True, slots=True)
@@ -51,15 +55,16 @@ class ChainStart:
     channel: int
 
 
-def pushes_of(proposals: AnswerBatch[Any], channel: int) -> Pushes:
-    """Pushes of the tokens that a draft step has drawn."""
-    return Pushes(proposals.sessions, proposals.base_lengths, proposals.counts, proposals.token_ids, channel)
+def text_hash(rest: int) -> int:
+    """The part of a text's running hash (``PrefixHash``) by which a push names it; of a text of full blocks 0."""
+    return rest & _HASH
 
 
 def to_bytes(pushes: Pushes) -> bytes:
     """Pushes as one message."""
     keys = np.empty((len(pushes.sessions), 2), dtype=U8)
-    keys[:, 0], keys[:, 1] = pushes.sessions, pushes.base_lengths.astype(U8) | _IS_PUSH
+    texts = pushes.text_hashes << _LENGTH_BITS | pushes.base_lengths.astype(U8)
+    keys[:, 0], keys[:, 1] = pushes.sessions, texts | _IS_PUSH
     head = _HEAD.pack(len(pushes.sessions), pushes.token_ids.size, 0, 0)
     parts = keys.tobytes(), pushes.counts.astype(U4, copy=False).tobytes(), pushes.token_ids.astype(U4).tobytes()
     return b"".join([head, *parts])
@@ -70,4 +75,5 @@ def pushes_in(message: DirectProposals) -> Pushes | None:
     keys = np.frombuffer(message.key, dtype=U8).reshape(-1, 2)
     if not keys.size or not int(keys[0, 1]) >> 63:
         return None
-    return Pushes(keys[:, 0], (keys[:, 1] & ~_IS_PUSH).astype(np.int64), message.counts, message.token_ids)
+    lengths, hashes = keys[:, 1] & _LENGTH, (keys[:, 1] & ~_IS_PUSH) >> _LENGTH_BITS
+    return Pushes(keys[:, 0], lengths.astype(np.int64), hashes, message.counts, message.token_ids)

@@ -117,11 +117,11 @@ async def outage(stack: Stack, role: str) -> AsyncIterator[None]:
     """The server of "draft" or "target" is gone inside, and listens again at the same address afterwards."""
     await getattr(stack, f"{role}_server").stop()
     yield
+    service: Any = getattr(stack, role)
     port = int(stack.addresses[role].rpartition(":")[2])
     if role == "draft":
-        stack.draft_server = await serve_draft(stack.draft, host="127.0.0.1", port=port)
+        stack.draft_server = await serve_draft(service, host="127.0.0.1", port=port)
     else:
-        target = stack.target
         stack.target_server = await serve_target(
-            target, host="127.0.0.1", port=port, admit_channel=target.admit_channel
+            service, host="127.0.0.1", port=port, admit_channel=service.admit_channel
         )

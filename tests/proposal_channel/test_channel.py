@@ -28,7 +28,7 @@ from outrider.ports import (
 from outrider.proposal_channel import messages
 from outrider.proposal_channel import receiver as receiving
 from outrider.proposal_channel.messages import take_proposals, to_bytes
-from outrider.proposal_channel.pushes import Pushes, pushes_in, pushes_of
+from outrider.proposal_channel.pushes import Pushes, pushes_in, text_hash
 from outrider.proposal_channel.pushes import to_bytes as pushes_to_bytes
 from outrider.proposal_channel.receiver import MAX_CHANNELS, MAX_WAITING, ProposalReceiver
 from outrider.proposal_channel.sender import ProposalSender
@@ -364,7 +364,9 @@ def test_a_target_that_takes_nothing_is_not_waited_for(ends: Ends) -> None:
 
 def test_a_channel_ends_where_a_push_may_be_written_in_part(ends: Ends) -> None:
     ends.open()
-    pushes = pushes_of(proposals([1] * 64, [16] * 64), channel=1)
+    drawn = proposals([1] * 64, [16] * 64)
+    nothing = np.zeros(64, dtype=U8)
+    pushes = Pushes(drawn.sessions, drawn.base_lengths, nothing, drawn.counts, drawn.token_ids, channel=1)
 
     def has_ended() -> bool:
         assert not ends.sender.send(LINK, EventBatch((), batched=(pushes,))).batched  # type: ignore[arg-type]
@@ -434,17 +436,18 @@ def test_too_many_ids_go_by_the_coordinator_alone(ends: Ends, monkeypatch: pytes
     assert ends.send(proposals([1], [6])).channel == 1
 
 
-def pushes(rows: list[tuple[int, int, list[int]]]) -> Pushes:
+def pushes(rows: list[tuple[int, int, int, list[int]]]) -> Pushes:
     return Pushes(
-        np.array([number for number, _, _ in rows], dtype=U8),
-        np.array([base for _, base, _ in rows], dtype=np.int64),
-        np.array([len(ids) for _, _, ids in rows], dtype=U4),
-        np.array([token_id for _, _, ids in rows for token_id in ids], dtype=U4),
+        np.array([number for number, _, _, _ in rows], dtype=U8),
+        np.array([base for _, base, _, _ in rows], dtype=np.int64),
+        np.array([hashed for _, _, hashed, _ in rows], dtype=U8),
+        np.array([len(ids) for _, _, _, ids in rows], dtype=U4),
+        np.array([token_id for _, _, _, ids in rows for token_id in ids], dtype=U4),
     )
 
 
 def test_pushes_are_read_as_they_were_written() -> None:
-    rows = [(7, 12, [1, 2, 3]), (1 << 40, 1 << 31, [4]), (9, 0, [5, 6])]
+    rows = [(7, 12, 5, [1, 2, 3]), (1 << 40, 1 << 31, text_hash((1 << 61) - 1), [4]), (9, 0, 0, [5, 6])]
     message = take_proposals(bytearray(pushes_to_bytes(pushes(rows))))
     assert message is not None
     found = pushes_in(message)

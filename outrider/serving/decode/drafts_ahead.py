@@ -17,7 +17,8 @@ import numpy as np
 from outrider.batched import U4, U8, AnswerBatch
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Extend, Proposal
-from outrider.proposal_channel.pushes import ChainStart, Pushes
+from outrider.prefix_hash import PrefixHash, rest_after
+from outrider.proposal_channel.pushes import ChainStart, Pushes, text_hash
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.serving.decode.sessions import LastSessions
 from outrider.serving.decode.step import DecodeBatch, extend_batch
@@ -48,6 +49,12 @@ class _Chain:
     """Tokens that the next loop takes in; empty: none is due."""
     kept: int = 0
     """Tokens that it keeps before them."""
+    text: int = 0
+    """``text_hash`` of the text after which the loop that was begun last draws."""
+
+    def note_text(self, kept: PrefixHash) -> None:
+        """The loop that is due begins; ``kept`` is the hash of the tokens that it keeps."""
+        self.text = text_hash(rest_after(kept[1], self.kept, self.brought))
 
     def follow(self, base: int, accepted: int, last: int, following: int) -> bool:
         """Make the loop due that follows from a verdict; False where the chain ends."""
@@ -154,8 +161,9 @@ class DraftsAhead:
         session, kept, brought = chain.session, chain.kept, tuple(chain.brought)
         if self._scheduler.queue.due_of(session.key) is not None:
             return  # the loop before has not ended
-        chain.brought = []
         prefix_hash = self._sessions.prefix_hash(session, kept)
+        chain.note_text(prefix_hash)
+        chain.brought = []
         item = Extend(session.open.session, session.generation, kept, prefix_hash, brought, chain.draft_length + 1)
         if self._sessions.rewind(session, kept, prefix_hash) is not None or self._is_invalid(session, item):
             del self._chains[session.key]
@@ -177,6 +185,7 @@ class DraftsAhead:
             pushes = Pushes(
                 np.array([answer.session], dtype=U8),
                 np.array([answer.base_length], dtype=np.int64),
+                np.array([chain.text], dtype=U8),
                 np.array([len(answer.token_ids)], dtype=U4),
                 np.array(answer.token_ids, dtype=U4),
                 chain.channel,
@@ -189,6 +198,8 @@ class DraftsAhead:
         lengths = np.array([chain.draft_length + 1 for chain in due], dtype=np.int64)
         tokens = np.array([token_id for chain in due for token_id in chain.brought], dtype=U4)
         own = self._last.of([chain.session for chain in due])
+        for chain in due:
+            chain.note_text(self._sessions.prefix_hash(chain.session, chain.kept))
         batched = extend_batch(own.sessions, kept, counts.astype(U4), tokens, lengths, channel=due[0].channel)
         step = DecodeBatch(link_id, batched, own, kept, kept + counts, lengths, now_ns, is_asked=False)
         return step if self._executor.takes_batch(step) else None
@@ -196,9 +207,11 @@ class DraftsAhead:
     def finish(self, step: DecodeBatch, answers: AnswerBatch[Any]) -> Messages:
         """Push what a loop has drawn."""
         self.running = None
-        pushes = Pushes(answers.sessions, answers.base_lengths, answers.counts, answers.token_ids, step.batched.channel)
-        for number, base, token_ids in pushes.rows():
-            chain = self._chains.get((step.link_id, number))
+        chains = [self._chains.get((step.link_id, number)) for number in answers.sessions.tolist()]
+        texts = np.array([0 if chain is None else chain.text for chain in chains], dtype=U8)
+        drawn = answers.counts, answers.token_ids
+        pushes = Pushes(answers.sessions, answers.base_lengths, texts, *drawn, step.batched.channel)
+        for chain, (_, base, _, token_ids) in zip(chains, pushes.rows(), strict=True):
             if chain is not None:
                 chain.pushed = base, token_ids
         return [(step.link_id, EventBatch((), batched=(pushes,)))]  # type: ignore[arg-type]

@@ -422,6 +422,8 @@ class DecodeBatches:
         if self.ahead.has_any:
             for key in step.keys:
                 self.ahead.forget(key)
+        elif isinstance(step.batched, ScoreBatch) and step.batched.begins_next:
+            self.ahead.forget_pushes(step)
         for session, generation in zip(step.sessions, step.batched.generations.tolist(), strict=True):
             session.generation, session.used_ns = generation, step.arrived_ns
         self._scheduler.note_decode_batch(step)

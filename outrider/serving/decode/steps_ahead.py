@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from outrider.batched import U1, U4, U8, AnswerBatch, CommandBatch, ScoreBatch, one_by_one
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import Score
-from outrider.proposal_channel.pushes import Pushes
+from outrider.proposal_channel.pushes import Pushes, text_hash
 from outrider.proposal_channel.verdicts import verdicts_on
 from outrider.recording import ForwardRecord
 from outrider.serving.decode.sessions import LastSessions
@@ -71,7 +71,8 @@ class StepsAhead:
         self._due: dict[SessionKey, NextStep] = {}
         self._running: dict[SessionKey, NextStep] = {}
         self._held: dict[SessionKey, NextStep] = {}
-        self._pushed: dict[SessionKey, tuple[int, list[int]]] = {}
+        self._pushed: dict[SessionKey, tuple[int, int, list[int]]] = {}
+        """Length and hash of the text before the guess, and the tokens, of what was pushed last."""
         self._silent: set[SessionKey] = set()
         """Sessions whose drafts were waited for in vain."""
         self._last = LastSessions(executor.session_rows)
@@ -92,10 +93,16 @@ class StepsAhead:
 
     def push(self, link_id: int, pushes: Pushes) -> None:
         """Keep what a draft has pushed, in place of what it had before."""
-        for number, base, token_ids in pushes.rows():
+        for number, base, hashed, token_ids in pushes.rows():
             if token_ids and self._sessions.get(link_id, number) is not None:
-                self._pushed[link_id, number] = base, token_ids
+                self._pushed[link_id, number] = base, hashed, token_ids
                 self._silent.discard((link_id, number))
+
+    def forget_pushes(self, step: DecodeBatch) -> None:
+        """A step was asked for with its drafts' proposals: what was pushed before these is of no use any more."""
+        for key, base in zip(step.keys, step.bases.tolist(), strict=True):
+            if (pushed := self._pushed.get(key)) is not None and pushed[0] <= base:
+                del self._pushed[key]
 
     def go_on(self, link_id: int, answers: AnswerBatch[Any], channel: int) -> AnswerBatch[Any]:
         """Have the steps due that follow from scores that leave, which say so then."""
@@ -170,9 +177,11 @@ class StepsAhead:
             self._pushed.pop(key, None)
             self._silent.add(key)
             return []
-        base, (guess, *drafts) = self._pushed.pop(key)
+        base, hashed, (guess, *drafts) = self._pushed.pop(key)
         if base != step.num_kept_tokens or guess != step.token_id:
             return []
+        if hashed != text_hash(self._sessions.prefix_hash(step.session, base)[1]):
+            return []  # the draft has gone on from another text
         return drafts[: max(0, min(MAX_DRAFT_LENGTH, step.session.open.max_length - base - 1))]
 
     def claim(self, link_id: int, commands: Sequence[Any], arrived_ns: int) -> list[Any]:

@@ -15,7 +15,8 @@ from outrider.batched import U4, U8
 from outrider.item_batch import command_batch
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Release
-from outrider.proposal_channel.pushes import ChainStart, Pushes
+from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
+from outrider.proposal_channel.pushes import ChainStart, Pushes, text_hash
 from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
 from outrider.serving.decode.drafts_ahead import DraftsAhead
 from outrider.serving.session import Session
@@ -47,6 +48,8 @@ class Text:
     drafts: list[int] = field(default_factory=list)
     generation: int = 1
     pushed: tuple[int, list[int]] = (0, [])
+    hashed: int = 0
+    """Hash of the text that the push continues."""
 
 
 class Chains:
@@ -111,14 +114,14 @@ class Chains:
                 assert not batch.events
                 for batched in batch.batched:
                     assert isinstance(batched, Pushes) and batched.channel == CHANNEL
-                    for number, base, ids in batched.rows():
-                        self.texts[number].pushed = base, ids
+                    for number, base, hashed, ids in batched.rows():
+                        self.texts[number].pushed, self.texts[number].hashed = (base, ids), hashed
 
     def check(self, text: Text) -> None:
         """A push is what a draft proposes that knows nothing but the text before it."""
         base, ids = text.pushed
         before = [*text.tokens, *text.drafts]
-        assert base == len(before)
+        assert base == len(before) and text.hashed == text_hash(prefix_hash(before)[1])
         alone = new_driver()
         alone.send(self.opening(0, text.number))
         (event,) = alone.run(extend_item(0, 7, before, K + 1))
@@ -227,7 +230,7 @@ def test_targets_take_turns() -> None:
         number: Session(0, open_session(number, prompt_length=1, max_length=99, num_token_ids=9), sequence, 99, 1)
         for number in range(6)
     }
-    table: Any = SimpleNamespace(get=lambda _, number: sessions[number])
+    table: Any = SimpleNamespace(get=lambda _, number: sessions[number], prefix_hash=lambda *_: EMPTY_PREFIX)
     chains = DraftsAhead(table, executor, ignored, ignored, ServiceStats())
 
     def verdict(number: int, base: int) -> Verdicts:

@@ -15,7 +15,8 @@ from outrider.batched import U4, U8, ScoreBatch
 from outrider.item_batch import command_batch
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Release, Scores, SessionLost
-from outrider.proposal_channel.pushes import Pushes
+from outrider.prefix_hash import prefix_hash
+from outrider.proposal_channel.pushes import Pushes, text_hash
 from outrider.serving.decode import steps_ahead
 from outrider.serving.decode.steps_ahead import StepsAhead
 from outrider.serving.engine_core import EngineCore
@@ -114,10 +115,14 @@ class Sessions:
             most -= 1
         return events
 
-    def push(self, rows: Sequence[tuple[int, int, Sequence[int]]]) -> None:
-        """Session, length of the text before the guess, and the guess with what follows it."""
+    def push(self, rows: Sequence[tuple[int, int, Sequence[int]]], *, other_texts: bool = False) -> None:
+        """Session, length of the text before the guess, and the guess with what follows it. ``other_texts``: the draft
+        has gone on from texts that end otherwise.
+        """
+        hashes = [text_hash(prefix_hash(self.texts[row[0]].tokens[: row[1]])[1] ^ other_texts) for row in rows]
         self.driver.core.begin(0, Pushes(
             np.array([row[0] for row in rows], dtype=U8), np.array([row[1] for row in rows], dtype=np.int64),
+            np.array(hashes, dtype=U8),
             np.array([len(row[2]) for row in rows], dtype=U4),
             np.array([token for row in rows for token in row[2]], dtype=U4), CHANNEL,
         ))  # fmt: skip
@@ -244,6 +249,38 @@ def test_a_push_for_an_earlier_text_is_not_taken_for_the_one_that_is_awaited(mon
     sessions.push([(0, base, known[base : base + 4])])
     sessions.take(sessions.until_idle())
     assert sessions.num_with_drafts == 1 and len(text.tokens) == base + 5
+
+
+@pytest.mark.parametrize("other_texts", [False, True])
+def test_a_push_that_continues_another_text_of_this_length_is_not_scored(
+    other_texts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = Sessions(1, GREEDY)
+    text, known = sessions.texts[0], expected_texts(GREEDY, LENGTH - 4)[0]
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 10**15)
+    sessions.begin_chains([text])
+    sessions.claim([text])
+    base = len(text.tokens) - 1
+    sessions.push([(0, base, known[base : base + 4])], other_texts=other_texts)
+    sessions.take(sessions.until_idle())
+    assert sessions.num_with_drafts == (not other_texts)
+
+
+def test_what_was_pushed_before_proposals_is_not_used_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft holds the new proposals by then, and not what it had pushed."""
+    sessions = Sessions(1, GREEDY)
+    text, known = sessions.texts[0], expected_texts(GREEDY, LENGTH - 4)[0]
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 0)
+    sessions.score_directly([text], [[1, 1]])  # arrays are a step from the second on
+    base = len(text.tokens)
+    assert not text.goes_on
+    sessions.push([(0, base, known[base : base + 4])])
+    wrong = (known[base] + 1) % VOCABULARY
+    sessions.score_directly([text], [[wrong, wrong]])
+    assert text.goes_on and len(text.tokens) == base + 1
+    sessions.claim([text])
+    sessions.take(sessions.until_idle())
+    assert not sessions.num_with_drafts
 
 
 def test_a_session_that_is_released_takes_with_it_what_was_begun(monkeypatch: pytest.MonkeyPatch) -> None:
