@@ -182,7 +182,11 @@ def _as_comma_list(value: Any) -> Any:  # noqa: ANN401
 
 
 def _as_layers(value: Any) -> Any:  # noqa: ANN401
-    """A list of numbers, also one in JSON, as a text with commas; a single number as it is written."""
+    """A list of numbers, also one in JSON, as a text with commas; a single number as it is written. A method and the
+    folder of its head stay as they are.
+    """
+    if isinstance(value, str) and re.match(r"(eagle3|dflash):.", value):
+        return value
     if isinstance(value, str):
         value = value.strip("[]")
     numbers = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
@@ -190,7 +194,10 @@ def _as_layers(value: Any) -> Any:  # noqa: ANN401
         return None
     texts = [str(number).strip() for number in numbers]
     if not all(re.fullmatch(r"-1|\d+", text) for text in texts):
-        raise ValueError("should be numbers of layers such as 2,16,29, with -1 for what the head reads")
+        raise ValueError(
+            "should be numbers of layers such as 2,16,29, with -1 for what the head reads, or the method and folder of"
+            " a draft head, such as eagle3:/models/head"
+        )
     return ",".join(texts)
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from outrider.config import TargetSettings
 from outrider.model_executor.distributed.rank_info import follow
 from outrider.ports import TargetCommand, TargetEvent
+from outrider.process.head_layers import with_layers_of_folder
 from outrider.process.hosting import OnFailure, PendingService, host_service, run_process
 from outrider.process.loading import LoadProgress
 from outrider.process.model_files import is_hub_id, require_model_folder, with_local_model
@@ -58,12 +59,17 @@ def load_model(settings: TargetSettings, progress: LoadProgress, on_failure: OnF
     """The service that the settings ask for, its model downloaded where need be; imports torch."""
     from outrider_target.service import TargetService
 
-    found = with_local_model(settings)
+    found = _with_files(settings)
     progress.on_files()
     return TargetService.load(
         found, progress=progress.weights, capture_progress=progress.captures, on_failure=on_failure
     )
 
 
+def _with_files(settings: TargetSettings) -> TargetSettings:
+    """The settings with what files say: of the model, which is downloaded where need be, and of a draft's head."""
+    return with_layers_of_folder(with_local_model(settings))
+
+
 if __name__ == "__main__":
-    run_process(TargetSettings, serve, partial(follow, prepare=with_local_model))
+    run_process(TargetSettings, serve, partial(follow, prepare=_with_files))

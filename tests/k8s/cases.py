@@ -160,6 +160,7 @@ _ALONE: dict[str, Values] = {
     "no-pdb": {"common": {"pdb": {"enabled": False}}},
     "pdb-percent": {"coordinator": {"pdb": {"maxUnavailable": "25%"}}},
     "no-spread": {"common": {"topologySpread": {"enabled": False}}},
+    "head": {"draft": {"settings": {"method": "eagle3", "target_model": "/models/large"}}},
     "keda": {"target": {"autoscaling": {"enabled": True, "kind": "keda", "authentication": "prometheus"}}},
     "hpa": {"target": {"autoscaling": {"enabled": True, "kind": "hpa"}}},
     "hpa-of-coordinators": {"coordinator": {"autoscaling": {"enabled": True, "kind": "hpa"}}},

@@ -328,6 +328,33 @@ def test_models_are_made_ready_for_what_the_coordinator_asks(release: Releases) 
     assert not any("max-running-requests" in flag for flag in release("two-gpus").flags("target"))
 
 
+_IN_IMAGE: Values = {"model": {"from": "image", "claim": "", "path": "/opt/outrider/pair/head"}}
+_OTHER_CLAIM: Values = {"model": {"claim": "heads"}}
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "layers"),
+    [
+        ({}, {"settings": {"method": "eagle3"}}, ["eagle3:/models/small"]),
+        ({}, {"settings": {"method": "dflash"}}, ["dflash:/models/small"]),
+        (_IN_IMAGE, {**_IN_IMAGE, "settings": {"method": "eagle3"}}, ["eagle3:/opt/outrider/pair/head"]),
+        ({}, {**_OTHER_CLAIM, "settings": {"method": "mtp"}}, ["-1"]),
+        ({}, {**_OTHER_CLAIM, "settings": {"method": "eagle3"}}, []),
+        ({}, {**_IN_IMAGE, "settings": {"method": "eagle3"}}, []),
+        ({"settings": {"hidden_state_layers": "1,2"}}, {"settings": {"method": "eagle3"}}, ["1,2"]),
+        ({}, {"enabled": False, "settings": {"method": "eagle3"}}, []),
+        ({}, {"settings": {"method": "draft_model"}}, []),
+        ({}, {}, []),
+    ],
+)
+def test_the_target_hands_out_what_the_releases_head_reads(
+    helm: Helm, target: Values, draft: Values, layers: list[str]
+) -> None:
+    rendered = helm.render(over(MODELS, {"target": target, "draft": draft}))
+    found = [flag for flag in rendered.flags("target") if flag.startswith("--hidden-state-layers=")]
+    assert found == [f"--hidden-state-layers={each}" for each in layers]
+
+
 def test_gpus_follow_the_degree_and_the_hosts(release: Releases) -> None:
     def gpus(case: str, service: str, resource: str = "nvidia.com/gpu") -> int:
         container = release(case).workload_of(service).container(service)

@@ -13,9 +13,10 @@ from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.preparation import prepare_stack
 from outrider.config import Settings, TargetSettings, load, load_all
 from outrider.demo import DFLASH, DRAFT, EAGLE3, TARGET
+from outrider.errors import ConfigError
 from outrider.model_executor.draft_heads.config import read_eagle3_config
 from outrider.model_executor.draft_heads.dflash_config import read_dflash_config
-from outrider.process.head_layers import with_layers_of_head
+from outrider.process.head_layers import with_layers_of_folder, with_layers_of_head
 
 EIGHT_LAYERS = {"num_hidden_layers": 8}
 NAMED = {"eagle_aux_hidden_state_layer_ids": [1, 4, 8]}
@@ -106,6 +107,30 @@ def test_the_targets_graphs_hand_out_what_a_dflash_drafter_reads(
         folder(tmp_path / "target", EIGHT_LAYERS), folder(tmp_path / "head", drafter), **{"draft.method": "dflash"}
     )
     assert with_layers_of_head(given).target.hidden_state_layers == layers
+
+
+@pytest.mark.parametrize(
+    ("method", "head", "layers"),
+    [
+        ("eagle3", NAMED, "1,4,8"),
+        ("dflash", {"dflash_config": {"target_layer_ids": [1, 5, 7]}}, "2,6,-1"),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [9]}, None),
+    ],
+)
+def test_a_target_reads_the_layers_in_the_folder_of_a_head(
+    tmp_path: Path, method: str, head: Mapping[str, Any], layers: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, named = folder(tmp_path / "target", EIGHT_LAYERS), folder(tmp_path / "head", head)
+    given = load(TargetSettings, ["--model", str(model), f"--hidden-state-layers={method}:{named}"], {})
+    assert with_layers_of_folder(given).hidden_state_layers == layers
+    assert [str(named) in told for told in caplog.messages] == [True] * (layers is None)
+
+
+def test_numbers_of_layers_stay_and_other_words_are_refused() -> None:
+    given = load(TargetSettings, ["--model", str(TARGET), "--hidden-state-layers=1,-1"], {})
+    assert with_layers_of_folder(given) is given
+    with pytest.raises(ConfigError, match="eagle3:/models/head"):
+        load(TargetSettings, ["--model", str(TARGET), "--hidden-state-layers=medusa:/models/head"], {})
 
 
 def test_the_layers_of_the_embedded_drafter_are_those_that_it_reads() -> None:

@@ -90,6 +90,9 @@ unix:/run/outrider/{{ .name }}.sock
 {{- end }}
 {{- end }}
 {{- end }}
+{{- if eq .name "target" }}
+{{- include "outrider.headLayersFlag" . }}
+{{- end }}
 {{- if ne .block.model.from "none" }}
 - --{{ ternary "tokenizer" "model" (eq .name "coordinator") }}={{ include "outrider.modelPath" .block.model }}
 {{- end }}
@@ -118,6 +121,28 @@ unix:/run/outrider/{{ .name }}.sock
 - --drain-delay-s={{ .block.drain.delaySeconds }}
 - --drain-grace-s={{ .block.drain.graceSeconds }}
 {{- include "outrider.settingFlags" . }}
+{{- end }}
+
+{{/*
+The layers that the release's draft head reads of the target: dict "root" "block" (the target's). The target reads the
+head's config.json where both have the same volume, or image, as a head and its target mostly have.
+*/}}
+{{- define "outrider.headLayersFlag" -}}
+{{- if and .root.Values.draft.enabled (not (hasKey .block.settings "hidden_state_layers")) }}
+{{- $draft := include "outrider.block" (dict "root" .root "name" "draft") | fromJson }}
+{{- $method := dig "method" "" $draft.settings }}
+{{- $volume := include "outrider.modelVolume" $draft.model }}
+{{- $hasFolder := and (eq $volume (include "outrider.modelVolume" .block.model)) (not (contains "emptyDir" $volume)) }}
+{{- if eq $draft.model.from "image" }}
+{{- $image := include "outrider.image" (dict "root" .root "name" "draft" "block" $draft) }}
+{{- $hasFolder = and (eq .block.model.from "image") (eq $image (include "outrider.image" .)) }}
+{{- end }}
+{{- if has $method (list "eagle" "medusa" "mlp_speculator" "mtp") }}
+- --hidden-state-layers=-1
+{{- else if and (has $method (list "dflash" "eagle3")) $hasFolder }}
+- {{ printf "--hidden-state-layers=%s:%s" $method (include "outrider.modelPath" $draft.model) | quote }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/* The flags of a block's settings, each on a line of its own: dict "block". */}}

@@ -34,7 +34,8 @@ class TargetSettings(ModelServiceSettings):
     hidden_state_layers: LayerList = Field(
         None,
         description="Layers whose hidden states CUDA graphs hand out from the start, such as 2,16,29: 0 is the"
-        " embedding, -1 what the head reads. Unset: with outrider serve those of its draft head, else those that a"
-        " draft asks for, at its first steps, which then take a capture each.",
+        " embedding, -1 what the head reads; or METHOD:FOLDER of the eagle3 or dflash head that reads them. Unset: with"
+        " outrider serve those of its draft head, else those that a draft asks for, at its first steps, which then take"
+        " a capture each.",
     )
     vllm_metric_names: bool = VLLM_METRIC_NAMES
