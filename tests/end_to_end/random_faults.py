@@ -158,17 +158,19 @@ class Faults:
     chance: random.Random
     kills: bool = True
     """True: services may lose their links and sessions, and hang."""
+    is_over: bool = False
+    """Set from outside: no fault begins any more."""
     happened: dict[str, int] = field(default_factory=dict)
 
     async def play(self) -> None:
-        """One fault after the other, with time for a channel between them, until it is cancelled."""
+        """One fault after the other, with time for a channel between them; the last is over when this returns."""
         with contextlib.ExitStack() as held:
             gates = {
                 role: held.enter_context(gate_of(service.runner))
                 for role, service in (("target", self.stack.target), ("draft", self.stack.draft))
                 if service is not None
             }
-            while True:
+            while not self.is_over:
                 await asyncio.sleep(self.chance.choice((0.0, 0.1, 0.5)))
                 await self._one(gates)
 

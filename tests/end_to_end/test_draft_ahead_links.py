@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from outrider.batched import AnswerBatch
+from outrider.generation import GenerationResult
 from outrider.proposal_channel import messages
 from outrider.proposal_channel import receiver as receiving
 from outrider.proposal_channel import sender as sending
@@ -86,6 +87,37 @@ async def test_a_channel_that_is_cut_and_stalls_changes_no_token(
         await again_until(lambda: steps(stack, "used") > before, lambda: alone(stack, GREEDY))
         assert steps(stack, "used") > before
         await all_free(stack)
+
+
+async def forwards_of(stack: Stack, expected: list[GenerationResult]) -> tuple[list[int], int]:
+    """Forwards of target and draft that the same requests take, one after the other, and the steps of all of them."""
+    assert stack.draft is not None
+    runners = stack.target.runner, stack.draft.runner
+    before = [0 if runner is None else runner.num_forwards for runner in runners]
+    results = await alone(stack, COUPLED)
+    check_same(results, expected)
+    await all_free(stack)
+    taken = [0 if runner is None else runner.num_forwards - had for runner, had in zip(runners, before, strict=True)]
+    return taken, sum(result.speculation.num_steps for result in results)
+
+
+@MODES
+async def test_without_a_channel_draft_and_target_take_turns(draft_ahead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cliff: each step takes the forwards that it takes where nothing goes directly or ahead, and none is lost."""
+    expected = await expected_of(COUPLED)
+    async with run_stack(TARGET, TARGET, wire=True, direct_proposals=False, draft_ahead="in_turn", **PATIENT) as stack:
+        in_turn = await forwards_of(stack, expected)
+    async with behind_proxy(monkeypatch, draft_ahead) as (stack, proxy):
+        proxy.refuses = True
+        proxy.cut()
+        channels = stack.coordinator.services.peers.channels
+        await eventually(lambda: not channels.num_open, "the end of the channel")
+        assert await forwards_of(stack, expected) == in_turn
+        assert steps(stack, "used") == steps(stack, "unused") == 0
+        proxy.refuses = False
+        await introduced(stack)  # again, by itself
+        await again_until(lambda: steps(stack, "used") > 0, lambda: alone(stack, COUPLED))
+        assert steps(stack, "used")
 
 
 @MODES

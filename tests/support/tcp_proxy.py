@@ -27,6 +27,8 @@ class TcpProxy:
         """Destination of connections that are accepted from now on."""
         self.delay_s: Callable[[], float] = lambda: 0.0
         """Delay of each piece that comes; pieces stay in order."""
+        self.refuses = False
+        """True: connections are closed as soon as they come."""
         self._stalled: set[Direction] = set()
         self._swallowed: set[Direction] = set()
         self._changed = asyncio.Condition()
@@ -70,6 +72,9 @@ class TcpProxy:
                 await asyncio.wait(tuple(self._connections))
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refuses:
+            writer.close()
+            return
         task = asyncio.create_task(self._serve(reader, writer))
         self.num_accepted += 1
         self._connections.add(task)
