@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
@@ -11,12 +12,13 @@ from typing import Any
 import pytest
 
 from outrider.generation import GenerationResult
+from outrider.ports import Scores
 from outrider.proposal_channel import messages
 from outrider.proposal_channel import sender as sending
 from outrider.proposal_channel.receiver import ProposalReceiver
 from outrider.serving.decode.expected import ExpectedStep
 from outrider.transport.link.remote_link import RemoteLink
-from tests.end_to_end.faults import break_links, outage
+from tests.end_to_end.faults import around_forwards, break_links, outage
 from tests.end_to_end.waiting import Reader, again_until, all_free, eventually
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
@@ -121,6 +123,38 @@ async def test_a_target_has_planned_steps_when_their_proposals_come(monkeypatch:
         await again_until(lambda: len(taken) >= 5, lambda: directly(stack, GREEDY, expected))
         assert len(taken) >= 5
         await all_free(stack)
+
+
+@RULES
+async def test_scores_that_overtake_their_proposals_are_not_computed_twice(
+    rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = await in_turn(rule)
+    events, have_scores, num_overtaken = RemoteLink.events, asyncio.Event(), 0
+
+    async def late(self: Any) -> AsyncIterator[Any]:
+        """Messages of a link, direct proposals after the next scores."""
+        nonlocal num_overtaken
+        async for batch in events(self):
+            if any(answers.channel for answers in batch.batched):
+                have_scores.clear()
+                with contextlib.suppress(TimeoutError):  # where the target does not score them yet
+                    await asyncio.wait_for(have_scores.wait(), 0.2)
+                    num_overtaken += 1
+            yield batch
+            if any(isinstance(event, Scores) for event in batch.all_events()):
+                have_scores.set()
+
+    monkeypatch.setattr(RemoteLink, "events", late)
+    async with run_stack(TARGET, DRAFT, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+        num_rows: list[int] = []
+        with around_forwards(stack.target.runner, lambda rows: num_rows.append(len(rows))):
+            found = await together(stack, rule)
+        await all_free(stack)
+    check_same(found, expected)
+    assert num_overtaken >= 3
+    assert sum(num_rows) == sum(result.speculation.num_steps for result in found)
 
 
 @pytest.mark.parametrize("side", ["draft", "target"])

@@ -10,6 +10,7 @@ computes (``ScoreAhead``), and nothing is sent when they come here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -27,7 +28,7 @@ from outrider_coordinator.session.prepared import Prepared, PreparedScores
 from outrider_coordinator.session.prepared_claims import PreparedClaims
 from outrider_coordinator.session.prepared_proposals import PreparedProposals, TakenProposals, announce
 from outrider_coordinator.session.table import Ints, SessionTable
-from outrider_coordinator.session.transitions import claims_for, prepare, proposals_for, scores_for
+from outrider_coordinator.session.transitions import are_announced, claims_for, prepare, proposals_for, scores_for
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.request_timings import RequestTimings
 
@@ -63,6 +64,30 @@ class BatchDriver:
         self._taken: list[TakenAnswers] = []
         self._announced: dict[DraftReplica, tuple[ScoreAhead, TargetReplica, int]] = {}
         """Rest of each draft's last ``ScoreAhead`` that waits, with the target that has it, and its plane."""
+        self._early: list[tuple[TargetReplica, EventBatch[TargetEvent]]] = []
+        """Scores of direct proposals that have not come here yet: they are judged by these."""
+
+    def hold_early(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> EventBatch[TargetEvent] | None:
+        """Hold the scores of proposals that have not come here yet, by the other link; the rest of the message, None
+        if nothing is left.
+        """
+        if not self._announced:
+            return batch
+        early, left = [], []
+        for answers in batch.batched:
+            are_early = are_announced(self._table, answers.sessions, answers.generations)
+            early += [_selected(answers, np.flatnonzero(are_early))] if are_early.any() else []
+            left += [_selected(answers, np.flatnonzero(~are_early))] if not are_early.all() else []
+        if not early:
+            return batch
+        rest = replace(batch, batched=tuple(left)) if batch.events or left else None
+        self._early.append((replica, EventBatch((), None if rest else batch.report, batched=tuple(early))))
+        return rest
+
+    def take_early(self) -> list[tuple[TargetReplica, EventBatch[TargetEvent]]]:
+        """All that is held, since proposals have come; it may have to be held again."""
+        early, self._early = self._early, []
+        return early
 
     def take_proposals(
         self, replica: DraftReplica, batch: EventBatch[DraftEvent], arrived: float
@@ -139,7 +164,7 @@ class BatchDriver:
             return None
         if not taken.is_direct:
             target.send_batch(taken.commands)
-        else:
+        elif not any(found is target for found, _ in self._early):  # else it has answered
             target.connection.note_direct(taken.commands)
         return TakenAnswers(batch, taken, answers, places, arrived, _now())
 

@@ -79,7 +79,9 @@ class SessionDriver:
         """Judge all scores of a message, and send the commands that follow."""
         self._output.commands_first()
         self._post_process()
-        batch = in_batch(batch)
+        if (rest := self._batches.hold_early(replica, in_batch(batch))) is None:
+            return
+        batch = rest
         handled = _now()
         self._policy.begin(replica, handled)
         left = self._batches.take_scores(replica, batch, handled)
@@ -159,6 +161,8 @@ class SessionDriver:
             self._process_draft_events(replica, left)
         self._proposed.append(batch)
         call_after_commands(self._after_commands)
+        for target, scores in self._batches.take_early():
+            self.on_target_batch(target, scores)
 
     def _process_draft_events(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
         self._post_process_named(batch)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.batched import U4, AnswerBatch
+from outrider.batched import U4, AnswerBatch, Column
 from outrider.types import HiddenStates
 from outrider_coordinator.session import drafting, steps
 from outrider_coordinator.session import table_columns as col
@@ -111,6 +111,16 @@ def end_step(session: SessionState, step: StepEnded, states: HiddenStates | None
         session.no_draft_reason = drafting.why_not_asked(session)
         steps.renew_lookahead(session)
     return step
+
+
+def are_announced(table: SessionTable, sessions: Column, generations: Column) -> Bools:  # [B], [B] -> [B]
+    """True where a session waits for the proposal that scores of this generation are of."""
+    index = np.array(table.indices(sessions.tolist()), dtype=np.int64)
+    own = table.values.take(index, axis=0, mode="clip")
+    found: Bools = own[:, col.ANNOUNCED] == generations.astype(np.int64)
+    found &= own[:, col.STATUS] == DRAFTING
+    found &= index >= 0
+    return found
 
 
 def _answered(
