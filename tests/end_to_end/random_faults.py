@@ -82,7 +82,7 @@ class Messages:
         return [replace(sent, sessions=sent.sessions + np.uint64(1))]
 
     def _pushes(self, sent: Pushes) -> list[Pushes]:
-        kind = self.chance.randrange(5)
+        kind = self.chance.randrange(6)
         if kind == 0:
             return [replace(sent, token_ids=self._other_tokens(sent.token_ids))]
         if kind == 1:
@@ -92,12 +92,15 @@ class Messages:
             return [replace(sent, sessions=sent.sessions[::-1].copy())]
         if kind == 3:
             return [replace(sent, sessions=sent.sessions + np.uint64(self.chance.choice((1, 99))))]
+        if kind == 4:
+            return [replace(sent, text_hashes=sent.text_hashes[::-1].copy())]
         bounds = np.concatenate([[0], sent.counts.cumsum(dtype=np.int64)])
         alone = [
             replace(
                 sent,
                 sessions=sent.sessions[row : row + 1],
                 base_lengths=sent.base_lengths[row : row + 1],
+                text_hashes=sent.text_hashes[row : row + 1],
                 counts=sent.counts[row : row + 1],
                 token_ids=sent.token_ids[bounds[row] : bounds[row + 1]],
             )
