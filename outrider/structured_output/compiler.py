@@ -38,7 +38,7 @@ from outrider.types import Grammar, GrammarKind, ModelDescription
 
 TOKENIZER_FILE = "tokenizer.json"
 MAX_CACHED = 256
-"""Compiled grammars that are kept."""
+"""Compiled grammars that are kept: those used last."""
 MAX_CACHED_CHARACTERS = 8 << 20
 """Characters of all of them."""
 _MOST_SHARING = 8
@@ -109,6 +109,8 @@ class GrammarCompiler:
         """The one whose lexer the fewest share; a new one where all are shared by many."""
         with self._lock:
             found = self._cached.get(grammar, [])
+            if found:
+                self._cached.move_to_end(grammar)
             least = min(found, key=lambda each: len(each.matchers), default=None)
             if least is not None and (len(least.matchers) < _MOST_SHARING or len(found) >= self.num_lexers):
                 return least

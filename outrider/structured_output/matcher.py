@@ -231,12 +231,12 @@ class MaskExecutors:
         return self._several if len(set(lexers)) > 1 else self._single
 
 
-def consume_tokens(tokens: Sequence[tuple[Matcher, int]], executors: MaskExecutors) -> None:
-    """Consume the ``next_token`` of different matchers by one call of the engine; one that is refused is left to
-    ``follow``, which tells why.
+def consume_tokens(tokens: Sequence[tuple[Matcher, int]], executors: MaskExecutors) -> set[Matcher]:
+    """Consume the ``next_token`` of different matchers by one call of the engine. Returns those that have; others are
+    left to ``follow``, which tells why one is refused.
     """
     if len(tokens) < 2:
-        return
+        return set()
     by_lexer = sorted(tokens, key=lambda each: id(each[0].grammar))
     try:
         executor = executors.of([id(matcher.grammar) for matcher, _ in by_lexer])
@@ -246,6 +246,7 @@ def consume_tokens(tokens: Sequence[tuple[Matcher, int]], executors: MaskExecuto
         accepted = [False] * len(by_lexer)
     for (matcher, token_id), is_accepted in zip(by_lexer, accepted, strict=True):
         matcher.note_consumed(token_id, is_accepted=is_accepted)
+    return {matcher for (matcher, _), is_accepted in zip(by_lexer, accepted, strict=True) if is_accepted}
 
 
 def fill_masks(

@@ -183,12 +183,16 @@ def make_together(masks: Sequence[PositionMasks], executors: MaskExecutors | Non
     words: Words = np.empty((num_rows, num_words), dtype=np.int32)
     for each, start in zip(masks, starts, strict=True):
         each.begin(words, start)
-    if executors is not None:
-        consume_tokens([step for each in masks if (step := each.next_token()) is not None], executors)
+    steps = [step for each in masks if (step := each.next_token()) is not None] if executors is not None else []
+    followed = set[Matcher]() if executors is None else consume_tokens(steps, executors)
     num_made = [0] * len(masks)
     going: Sequence[int] = range(len(masks))
     place = 0
-    while going := [index for index in going if masks[index].error is None and masks[index].go_to(place)]:
+    while going := [
+        index
+        for index in going
+        if masks[index].error is None and (masks[index].matcher in followed or masks[index].go_to(place))
+    ]:
         rows = [(matcher, starts[index] + place) for index in going if (matcher := masks[index].matcher) is not None]
         for index, error in zip(going, fill_masks(rows, words, executors), strict=True):
             masks[index].error = error
@@ -196,6 +200,7 @@ def make_together(masks: Sequence[PositionMasks], executors: MaskExecutors | Non
         if not place:
             for index in going:
                 masks[index].keep()
+        followed = set()
         place += 1
     ended_ns = time.perf_counter_ns()
     for each, start, count in zip(masks, starts, num_made, strict=True):

@@ -51,6 +51,9 @@ def call(url: str) -> None:
             calls: Any = found.message.tool_calls
             assert found.finish_reason == "tool_calls" and len(calls) == 1
             assert calls[0].function.name == "add" and json.loads(calls[0].function.arguments)["n"] in (1, 2)
+        for stop, reason in ((":", "stop"), ("absent", "tool_calls")):
+            found = client.chat.completions.create(**asked, max_tokens=100, stop=[stop]).choices[0]
+            assert found.message.tool_calls and found.finish_reason == reason
 
 
 def langchain(url: str) -> None:

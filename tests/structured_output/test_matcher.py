@@ -15,7 +15,7 @@ from outrider.errors import InvalidRequestError
 from outrider.readings import HistogramReading
 from outrider.structured_output import Matcher, Outcome
 from outrider.types import Grammar, GrammarKind
-from tests.structured_output.vocabularies import EOS, FILE, VOCAB_SIZE, compiler, ids, matcher
+from tests.structured_output.vocabularies import EOS, FILE, VOCAB_SIZE, compiler, ids, letters, matcher
 
 PERSON = {
     "type": "object",
@@ -339,3 +339,11 @@ def test_masks_do_not_depend_on_tokens_that_were_taken_back() -> None:
             fresh = matcher("json_schema", schema)
             fresh.follow(kept[:length])
             assert np.array_equal(following.mask(), fresh.mask())
+
+
+def test_the_grammars_that_were_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.structured_output.compiler.MAX_CACHED", 2)
+    own = letters("abc")
+    for text in ("a", "b", "a", "c", "a", "b"):
+        own.compile(Grammar(GrammarKind.REGEX, text), (3,))
+    assert own.statistics.compile_seconds.read().count == 4  # "b" anew, since "c" took its place

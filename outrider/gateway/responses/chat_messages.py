@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import string
 from dataclasses import dataclass
@@ -57,11 +58,22 @@ class MessageParser:
         self._form = form
         self._parser = form.make_parser()
         self._num_calls = 0
+        self._arguments: list[str] = []
+        """Parts of the last call's arguments."""
 
     @property
     def has_calls(self) -> bool:
         """True if the message has tool calls."""
         return self._num_calls > 0
+
+    @property
+    def is_in_call(self) -> bool:
+        """True if the arguments of the last call are incomplete."""
+        try:
+            json.loads("".join(self._arguments) or "{}")
+        except ValueError:
+            return True
+        return False
 
     def push(self, text: str, *, is_last: bool) -> Json:
         """The delta of the next part of the output; empty while nothing of it is final."""
@@ -101,9 +113,12 @@ class MessageParser:
             return
         calls = delta.setdefault("tool_calls", [])
         if isinstance(event, CallStart):
+            self._arguments = []
             function = {"name": event.name, "arguments": ""}
             calls.append({"index": index, "id": self._form.make_call_id(), "type": "function", "function": function})
-        elif calls and calls[-1]["index"] == index:
+            return
+        self._arguments.append(event.text)
+        if calls and calls[-1]["index"] == index:
             calls[-1]["function"]["arguments"] += event.text
         else:
             calls.append({"index": index, "function": {"arguments": event.text}})

@@ -104,7 +104,10 @@ class ChatAnswer(Answer):
 
     def _ending(self, choice: GenerationChoice, result: GenerationResult) -> Json:
         ending = self._states.ending(choice, result)
-        is_call = self._messages[choice.index].has_calls and result.finish_reason is FinishReason.STOP
+        message = self._messages[choice.index]
+        is_call = message.has_calls and result.finish_reason is FinishReason.STOP
+        if is_call and isinstance(result.matched_stop, str):
+            is_call = not message.is_in_call
         return {**ending, "finish_reason": "tool_calls"} if is_call else ending
 
     def _some_logprobs(self, logprobs: Sequence[TokenLogprob] | None) -> Json | None:
