@@ -81,7 +81,7 @@ def is_held_back(session: SessionState) -> bool:
 
 def needs_prefill_of_draft(session: SessionState) -> bool:
     """True if the draft lacks more text than a step can bring, and is to have it before any session drafts."""
-    if not session.policy.is_catching_up(session.speculation):
+    if not session.policy.is_prefilling_drafts(session.speculation):
         return False
     length = session.tokens.length
     has_room = room_for(session, 1, length, session.output.num_remaining - 1) > 0

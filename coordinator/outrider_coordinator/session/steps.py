@@ -52,7 +52,7 @@ _PASSING = frozenset((WithoutDraft.NOTHING_PROPOSED, WithoutDraft.BAD_EVIDENCE))
 """Reasons after which the next step may have a proposal."""
 _PLAIN_STEPS_IN_A_ROW = 2
 """Plain steps in a row after which more are likely to follow, after those reasons too."""
-_SOON_TO_DRAFT = frozenset((WithoutDraft.CATCHING_UP, WithoutDraft.PROMPTS))
+_SOON_TO_DRAFT = frozenset((WithoutDraft.DRAFT_PREFILL, WithoutDraft.PROMPTS))
 """Reasons that are over after a few steps where texts are short."""
 _PLAIN_STEPS_UNTIL_DRAFTS = 8
 """Plain steps in a row after which more are likely to follow those reasons. Where drafts begin before, what a target
@@ -143,9 +143,9 @@ def _begin_plain(session: SessionState, wanted: int) -> None:
     if session.draft.reads_states:
         feed_states(session)
         if session.target.held:  # otherwise it is a prefill
-            session.no_draft_reason = WithoutDraft.CATCHING_UP if wanted else why_not_asked(session)
+            session.no_draft_reason = WithoutDraft.DRAFT_PREFILL if wanted else why_not_asked(session)
     elif wanted or needs_prefill_of_draft(session):
-        session.no_draft_reason = WithoutDraft.CATCHING_UP
+        session.no_draft_reason = WithoutDraft.DRAFT_PREFILL
         if session.draft.asked is None:
             ask_draft(session, 0)
     else:

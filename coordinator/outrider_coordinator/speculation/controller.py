@@ -105,7 +105,7 @@ class DraftLengthController:
 
     def are_plain(self, sessions: Sequence[ControlledSession]) -> list[bool]:
         """True if each session's next step is plain, and its draft computes no text meanwhile."""
-        if self._is_held_back and not self._is_bringing_text:
+        if self._is_held_back and not self._prefills_drafts:
             return [True] * len(sessions)
         return [not session.length for session in sessions]
 
@@ -113,9 +113,9 @@ class DraftLengthController:
         """True if the session drafts now, or will once prompts are computed and its draft has the text."""
         return session.limit > 0 and (self.is_speculating or session.length > 0)
 
-    def is_catching_up(self, session: ControlledSession) -> bool:
+    def is_prefilling_drafts(self, session: ControlledSession) -> bool:
         """True if the session's draft is to compute its text, so that the session can draft later."""
-        return self._is_bringing_text and session.length > 0
+        return self._prefills_drafts and session.length > 0
 
     def will_draft(self, num_tokens: int) -> bool:
         """True if a session with such a prompt that has just entered will draft soon after it, so that its draft
@@ -125,7 +125,7 @@ class DraftLengthController:
         return self.is_speculating and is_beside
 
     @property
-    def _is_bringing_text(self) -> bool:
+    def _prefills_drafts(self) -> bool:
         return self._draft_prefill.is_active and not self.sessions.has_prompts and not self._is_choice_awaited
 
     @property

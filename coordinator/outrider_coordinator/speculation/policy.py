@@ -196,12 +196,12 @@ class DraftLengthPolicy:
         controller = self._controller_of.get(session)
         return controller is None or controller.is_to_draft(session)
 
-    def is_catching_up(self, session: ControlledSession) -> bool:
+    def is_prefilling_drafts(self, session: ControlledSession) -> bool:
         """True if the session's draft is to compute its text, for later steps."""
         if not session.length:
             return False
         controller = self._controller_of.get(session)
-        return controller is not None and not self.is_off_by_load and controller.is_catching_up(session)
+        return controller is not None and not self.is_off_by_load and controller.is_prefilling_drafts(session)
 
     def no_draft_reason(self, session: ControlledSession) -> WithoutDraft | None:
         """The reason why ``length`` is 0; None if it is not."""
@@ -218,7 +218,7 @@ class DraftLengthPolicy:
             return None
         if controller.sessions.has_prompts:
             return WithoutDraft.PROMPTS
-        return WithoutDraft.CATCHING_UP if controller.is_catching_up(session) else WithoutDraft.NOT_WORTH
+        return WithoutDraft.DRAFT_PREFILL if controller.is_prefilling_drafts(session) else WithoutDraft.NOT_WORTH
 
     # Messages of services.
 

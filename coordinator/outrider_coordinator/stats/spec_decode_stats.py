@@ -26,7 +26,7 @@ class WithoutDraft(enum.StrEnum):
     """Plain decoding is expected to give more tokens a second."""
     PROMPTS = "prompts"
     """Prompts are being taken in, which longer steps would hold up."""
-    CATCHING_UP = "catching_up"
+    DRAFT_PREFILL = "draft_prefill"
     """The draft computes text that it lacks."""
     LAST_TOKEN = "last_token"
     """One token is still wanted, and the target gives that."""

@@ -53,7 +53,7 @@ _ROLE = Label("role", "draft or target")
 _SIDE = Label("side", "draft or target")
 _REASON_NOT = Label(
     "reason",
-    "prefill, not_asked, load, not_worth, prompts, catching_up, last_token, outgrown, late, away, refused, lost,"
+    "prefill, not_asked, load, not_worth, prompts, draft_prefill, last_token, outgrown, late, away, refused, lost,"
     " failed, bad_evidence, forced, nothing_proposed",
 )
 _WINDOW = "[$__rate_interval]"

@@ -271,7 +271,7 @@ class Served:
         controller.note_verdicts(verdicts)
         for session in sessions:
             self._lengths[session] = controller.length(session)
-            self._fed[session] = controller.is_catching_up(session)
+            self._fed[session] = controller.is_prefilling_drafts(session)
             if self._left[session] <= 0:
                 del self._left[session]
                 controller.leave(session)

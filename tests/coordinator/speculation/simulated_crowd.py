@@ -76,7 +76,7 @@ class Crowd:
         num_tokens = 0
         for controller, sessions, own in zip(self.controllers, self._sessions, lengths, strict=True):
             for session, length in zip(sessions, own, strict=True):
-                if controller.is_catching_up(session):
+                if controller.is_prefilling_drafts(session):
                     num_tokens += self._lags[session]
                     self._lags[session] = -1  # this step's token makes it 0
                 elif length and self._lags[session] > _MOST_INLINE:

@@ -301,7 +301,7 @@ class Controlled:
 
     def _num_text_tokens(self) -> int:
         """Tokens of the text of drafts that catch up now."""
-        fed = [session for session in self.sessions if self.controller.is_catching_up(session)]
+        fed = [session for session in self.sessions if self.controller.is_prefilling_drafts(session)]
         num_tokens = sum(self._lags[session] for session in fed)
         self._lags.update(dict.fromkeys(fed, -1))  # this step's token makes it 0
         return num_tokens
@@ -433,7 +433,7 @@ class FixedLength(DraftLengthController):
     def length(self, session: ControlledSession) -> int:
         return self._draft_length
 
-    def is_catching_up(self, session: ControlledSession) -> bool:
+    def is_prefilling_drafts(self, session: ControlledSession) -> bool:
         return False
 
     def choose(self) -> bool:

@@ -115,8 +115,8 @@ def test_a_batchs_lengths_are_those_of_its_sessions_by_one_look_at_its_controlle
     def answers() -> tuple[list[int], list[bool]]:
         lengths, are_plain = policy.lengths(sessions), policy.are_plain(sessions)
         assert lengths == [policy.length(session) for session in sessions]
-        are_catching_up = map(policy.is_catching_up, sessions)
-        assert are_plain == [not (length or lags) for length, lags in zip(lengths, are_catching_up, strict=True)]
+        are_prefilling = map(policy.is_prefilling_drafts, sessions)
+        assert are_plain == [not (length or lags) for length, lags in zip(lengths, are_prefilling, strict=True)]
         return lengths, are_plain
 
     assert answers() == ([0, 0, 0], [True] * 3)  # prompts are computed
@@ -155,7 +155,7 @@ def test_what_a_draft_has_taken_in_is_newer_than_verdicts_that_wait_to_be_learne
     policy.note_proposals("target", _text_taken(len(sessions)))
     policy.choose("target")
     assert [session.draft_lag for session in sessions] == [1, 1]
-    assert not any(map(policy.is_catching_up, sessions))
+    assert not any(map(policy.is_prefilling_drafts, sessions))
     assert not policy.take_begun_draft_prefill("target")
 
 
