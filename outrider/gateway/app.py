@@ -40,7 +40,7 @@ from outrider.gateway.responses.error_responses import (
     unserved_path,
 )
 from outrider.gateway.watching import HttpWatch, Watched
-from outrider.limits.rate_limit import RateLimit
+from outrider.limits import RateLimit
 from outrider.readings import Reading
 from outrider.transport.security import TokenFile
 

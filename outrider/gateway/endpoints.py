@@ -39,7 +39,7 @@ from outrider.gateway.responses.completions import CompletionAnswer
 from outrider.gateway.responses.response_objects import ResponseAnswer
 from outrider.gateway.served_model import ModelSource, ModelWatch, ServedModel
 from outrider.gateway.watching import TRACE
-from outrider.limits.rate_limit import RateLimit
+from outrider.limits import RateLimit
 from outrider.open_requests import DEFAULT_MAX_BYTES, OpenRequests
 from outrider.telemetry.tracing.context import TraceContext
 from outrider.tokenization.output_parsing import UNNAMED, OutputFormat

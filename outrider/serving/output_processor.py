@@ -14,7 +14,7 @@ import numpy as np
 
 from outrider.batched import AnswerBatch, Column, CommandBatch, ExtendBatch
 from outrider.item_batch import proposal_batch
-from outrider.limits.rate_limit import RateLimit
+from outrider.limits import RateLimit
 from outrider.ports import (
     EventBatch,
     ForwardReport,

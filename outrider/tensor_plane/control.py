@@ -22,7 +22,7 @@ from typing import Any
 
 from outrider.addresses import listening_socket
 from outrider.errors import UnavailableError
-from outrider.limits.rate_limit import RateLimit
+from outrider.limits import RateLimit
 from outrider.planes import ID_BYTES, PlaneOffer
 
 _log = logging.getLogger(__name__)

@@ -14,8 +14,7 @@ import grpc.aio
 from grpc_status import rpc_status
 
 from outrider.errors import InvalidRequestError, OutriderError
-from outrider.limits import CHANNEL_PIECE, LINK_COMMANDS, NAME_MESSAGE, UNUSED_BYTES
-from outrider.limits.rate_limit import RateLimit
+from outrider.limits import CHANNEL_PIECE, LINK_COMMANDS, NAME_MESSAGE, UNUSED_BYTES, RateLimit
 from outrider.transport.field_counts import check_num_fields
 from outrider.transport.link.counts import LinkCounts
 from outrider.transport.malformed import end_stream, tolerant, tolerant_of_link, well_formed

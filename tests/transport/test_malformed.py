@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 
 from outrider.errors import DeadlineError, OutriderError
 from outrider.generation import Delta, GenerationRequest
-from outrider.limits.rate_limit import RateLimit
+from outrider.limits import RateLimit
 from outrider.transport.link.versions import METADATA as VERSION
 from outrider.transport.remote import RemoteTarget
 from outrider.v1 import generation_pb2, link_pb2
