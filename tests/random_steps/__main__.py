@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.random_steps.running import take_random_steps
+from tests.random_steps.test_random_steps import take_random_steps
 from tests.support.tiny_models import build_tiny_model
 
 
