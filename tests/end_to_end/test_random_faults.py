@@ -16,7 +16,7 @@ from outrider.generation import GenerationResult
 from outrider.model_executor.distributed import runner
 from outrider_coordinator.speculation import order
 from tests.end_to_end.random_faults import Faults, Messages, left_nothing, through_a_proxy
-from tests.end_to_end.test_direct_proposals import COUPLED, GREEDY, TARGET, introduced
+from tests.end_to_end.test_direct_proposals import COUPLED, GREEDY, PATIENT, SAMPLED, TARGET, introduced
 from tests.end_to_end.waiting import DEADLINE_S
 from tests.support.draft_loops import LoopedRunner
 from tests.support.stack import Stack, run_stack
@@ -59,12 +59,19 @@ async def expected_of(rule: Rule) -> list[GenerationResult]:
     return _EXPECTED[key]
 
 
-async def play(stack: Stack, rule: Rule, chance: random.Random, num_requests: int) -> None:
-    """Requests of several users, of which some leave early; the tokens are those of the target alone."""
-    expected, left = await expected_of(rule), num_requests
+async def play(
+    stack: Stack,
+    rule: Rule,
+    expected: list[GenerationResult],
+    chance: random.Random,
+    num_requests: int,
+    shortest: int = 1,
+) -> None:
+    """Requests of several users, of which some leave early; the tokens are the expected ones."""
+    left = num_requests
 
     async def ask() -> None:
-        prompt, length = chance.randrange(NUM_PROMPTS), chance.randrange(1, LONGEST + 1)
+        prompt, length = chance.randrange(len(expected)), chance.randrange(shortest, LONGEST + 1)
         asked = request(rule, prompt, length)
         if chance.random() < 0.15:
             found, stream = list[int](), stack.stream(**asked)
@@ -109,13 +116,13 @@ async def play_seed(seed: int, near: Path, patch: pytest.MonkeyPatch, num_reques
     }
     messages = Messages(random.Random(seed + 1), is_wrong=chance.random() < 0.8)
     messages.install(patch)
-    await expected_of(rule)
+    expected = await expected_of(rule)
     async with through_a_proxy(patch) as proxy, run_stack(TARGET, near, wire=True, **settings) as stack:
         await introduced(stack)
         faults = Faults(stack, proxy, random.Random(seed + 2), kills=chance.random() < 0.5)
         happening = asyncio.ensure_future(faults.play())
         try:
-            await play(stack, rule, chance, num_requests)
+            await play(stack, rule, expected, chance, num_requests)
         finally:
             faults.is_over = True
             await happening
@@ -127,3 +134,23 @@ async def play_seed(seed: int, near: Path, patch: pytest.MonkeyPatch, num_reques
 async def test_random_faults_change_no_token(seed: int, near: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = await play_seed(seed, near, monkeypatch)
     assert faults.happened
+
+
+async def test_under_rejection_faults_of_the_path_change_no_draw(near: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are those of drafting in turn: no push, proposal or verdict on its way decides what is drawn."""
+    monkeypatch.setattr(runner, "ModelRunner", LoopedRunner)
+    chance = random.Random(1)
+    async with run_stack(TARGET, near, wire=True, draft_ahead="in_turn", **PATIENT) as stack:
+        expected = [await stack.generate(**request(SAMPLED, prompt, LONGEST)) for prompt in range(3)]
+    Messages(random.Random(2)).install(monkeypatch)
+    ahead: dict[str, Any] = {"draft_ahead": "chain", "channels_between_hosts": True, **PATIENT}
+    async with through_a_proxy(monkeypatch) as proxy, run_stack(TARGET, near, wire=True, **ahead) as stack:
+        await introduced(stack)
+        faults = Faults(stack, proxy, random.Random(3), kills=False)
+        happening = asyncio.ensure_future(faults.play())
+        try:
+            await play(stack, SAMPLED, expected, chance, 6, shortest=LONGEST)
+        finally:
+            faults.is_over = True
+            await happening
+        await left_nothing(stack)
