@@ -40,11 +40,6 @@ class CommittedTokens:
         """The tokens after the prompt."""
         return tuple(self._token_ids[self.prompt_length :])
 
-    @property
-    def last(self) -> int:
-        """The newest token."""
-        return self._token_ids[-1]
-
     def extend(self, token_ids: Sequence[int]) -> None:
         """Add tokens at the end."""
         self._token_ids += token_ids

@@ -11,7 +11,7 @@ from outrider.types import Evidence
 from outrider.values import step_value
 from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.hidden_states import MAX_FEED_BYTES, HiddenStateBuffer
-from outrider_coordinator.session.readiness import Readiness, readiness_of, set_readiness
+from outrider_coordinator.session.readiness import Readiness, ServiceSide
 from outrider_coordinator.session.table import ANY_LENGTH, Flag, IntColumn, Row
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
@@ -62,7 +62,7 @@ class Drafted:
 NOTHING_DRAFTED = Drafted()
 
 
-class DraftSide:
+class DraftSide(ServiceSide):
     """State on the draft; what steps read and write is in the session's row."""
 
     held = IntColumn(col.DRAFT_HELD)
@@ -77,25 +77,14 @@ class DraftSide:
     """True if it reads hidden states of the target."""
 
     def __init__(self, row: Row, readiness: Readiness, facts: DraftFacts) -> None:
-        self.row = row
-        self.readiness, self.facts, self.opened = readiness, facts, -1
+        super().__init__(row, col.DRAFT_READINESS, readiness)
+        self.facts = facts
         self.why_away = WithoutDraft.AWAY
         """Reason why it may not be used, as long as it may not."""
-        self.is_lost = False
-        """Flag of a draft that held the session and lost it: opening it again rebuilds it."""
         self.has_answered = False
         """True if it has answered since it was opened; one that reads hidden states thereby says how much it holds."""
         self.states = HiddenStateBuffer()
         """Hidden states that are to be sent to it."""
-
-    @property
-    def readiness(self) -> Readiness:
-        """True if the session may use it."""
-        return readiness_of(self.row, col.DRAFT_READINESS)
-
-    @readiness.setter
-    def readiness(self, readiness: Readiness) -> None:
-        set_readiness(self.row, col.DRAFT_READINESS, readiness)
 
     @property
     def facts(self) -> DraftFacts:
@@ -144,10 +133,6 @@ class DraftSide:
         limit = self.facts.longest_prefill
         return min(length, limit) if limit and not self.held else length - self.held
 
-    def note_opened(self, generation: int) -> None:
-        """An ``Open`` of that generation is sent."""
-        self.readiness, self.opened, self.is_lost = Readiness.OPEN, generation, False
-
     def note_answer(self, asked: Asked, base_length: int) -> None:
         """The draft lives, and holds the committed tokens that it was brought; one that reads hidden states those that
         it says.
@@ -172,9 +157,8 @@ class DraftSide:
 
     def lose(self, readiness: Readiness, why: WithoutDraft = WithoutDraft.AWAY) -> None:
         """The draft lost the session."""
-        self.is_lost = self.is_lost or self.held > 0
         self.why_away = why
-        self.forget(readiness)
+        super().lose(readiness)
 
     def forget(self, readiness: Readiness) -> None:
         """The draft holds nothing of this session any more, and owes no answer."""

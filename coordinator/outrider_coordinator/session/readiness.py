@@ -1,7 +1,8 @@
-"""Readiness of a service for a session, as the session's row holds it, and how often a session may be lost."""
+"""Readiness of a service for a session, what a session's two sides share, and how often it may be lost."""
 
 from __future__ import annotations
 
+import abc
 import enum
 
 from outrider_coordinator.session import table_columns as col
@@ -32,12 +33,40 @@ _READINESS = (Readiness.OPEN, Readiness.CLOSED, Readiness.AWAY, Readiness.GONE)
 _READINESS_BITS = {readiness: bits for bits, readiness in enumerate(_READINESS)}
 
 
-def readiness_of(row: Row, shift: int) -> Readiness:
-    """Readiness in the bits of ``FLAGS`` from ``shift`` on."""
-    return _READINESS[row.values.item(col.FLAGS) >> shift & 3]
+class ServiceSide(abc.ABC):
+    """State of a session on its draft or its target."""
 
+    opened: int
+    """The generation of the latest ``Open``."""
+    held: int
+    """Committed tokens that the service is known to hold."""
 
-def set_readiness(row: Row, shift: int, readiness: Readiness) -> None:
-    """Set these bits."""
-    values = row.values
-    values[col.FLAGS] = values.item(col.FLAGS) & ~(3 << shift) | _READINESS_BITS[readiness] << shift
+    def __init__(self, row: Row, shift: int, readiness: Readiness) -> None:
+        """``shift``: the first of the bits of ``FLAGS`` that hold the readiness."""
+        self.row, self._shift = row, shift
+        self.readiness, self.opened = readiness, -1
+        self.is_lost = False
+        """Flag of a service that held the session and lost it: opening it again rebuilds it."""
+
+    @property
+    def readiness(self) -> Readiness:
+        """Readiness of the service for the session."""
+        return _READINESS[self.row.values.item(col.FLAGS) >> self._shift & 3]
+
+    @readiness.setter
+    def readiness(self, readiness: Readiness) -> None:
+        values = self.row.values
+        values[col.FLAGS] = values.item(col.FLAGS) & ~(3 << self._shift) | _READINESS_BITS[readiness] << self._shift
+
+    def note_opened(self, generation: int) -> None:
+        """An ``Open`` of that generation is sent."""
+        self.readiness, self.opened, self.is_lost = Readiness.OPEN, generation, False
+
+    def lose(self, readiness: Readiness) -> None:
+        """The service lost the session."""
+        self.is_lost = self.is_lost or self.held > 0
+        self.forget(readiness)
+
+    @abc.abstractmethod
+    def forget(self, readiness: Readiness) -> None:
+        """The service holds nothing of this session any more, and owes no answer."""

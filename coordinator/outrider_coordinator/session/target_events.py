@@ -176,7 +176,6 @@ def on_other(session: SessionState, event: TargetEvent) -> None:
         session.target.forget(Readiness.CLOSED)
         steps.park(session, event.retry_after_ms, event.reason)
     elif isinstance(event, Preempted):
-        session.spec_stats.num_preemptions += 1
         session.target.lose(Readiness.CLOSED)
         steps.park(session, event.retry_after_ms, "its pages were needed for older requests")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from outrider_coordinator.session import table_columns as col
-from outrider_coordinator.session.readiness import Readiness, readiness_of, set_readiness
+from outrider_coordinator.session.readiness import Readiness, ServiceSide
 from outrider_coordinator.session.table import Flag, IntColumn, Row
 
 
-class TargetSide:
+class TargetSide(ServiceSide):
     """State on the target; what steps read and write is in the session's row."""
 
     held = IntColumn(col.TARGET_HELD)
@@ -24,26 +24,12 @@ class TargetSide:
     """Steps in a row that were asked for without drafts."""
 
     def __init__(self, row: Row) -> None:
-        self.row = row
-        self.readiness = Readiness.CLOSED
-        self.opened = -1
-        """The generation of the latest ``Open``."""
+        super().__init__(row, col.TARGET_READINESS, Readiness.CLOSED)
         self.part = None
         self.is_held_back = False
         """The next part of such a text waits until the draft has taken the states of those before."""
-        self.is_lost = False
-        """Flag of a target that held the session and lost it: opening it again rebuilds it."""
         self.hidden_state_layers: tuple[int, ...] = ()
         """Layers whose states the target was opened with."""
-
-    @property
-    def readiness(self) -> Readiness:
-        """True if the session may use it."""
-        return readiness_of(self.row, col.TARGET_READINESS)
-
-    @readiness.setter
-    def readiness(self, readiness: Readiness) -> None:
-        set_readiness(self.row, col.TARGET_READINESS, readiness)
 
     @property
     def asked(self) -> int | None:
@@ -70,18 +56,9 @@ class TargetSide:
         self.num_plain_steps = self.num_plain_steps + 1 if is_plain else 0
         self.lookahead_credit = max(0, self.lookahead_credit - 1) if is_plain else 0
 
-    def note_opened(self, generation: int) -> None:
-        """An ``Open`` of that generation is sent."""
-        self.readiness, self.opened, self.is_lost = Readiness.OPEN, generation, False
-
     def note_answer(self, held: int) -> None:
         """The target answered and holds this number of committed tokens."""
         self.held, self.asked, self.losses, self.part = held, None, 0, None
-
-    def lose(self, readiness: Readiness) -> None:
-        """The target lost the session."""
-        self.is_lost = self.is_lost or self.held > 0
-        self.forget(readiness)
 
     def forget(self, readiness: Readiness) -> None:
         """The target holds nothing of this session any more, and owes no answer."""

@@ -82,8 +82,6 @@ class SpecDecodeStats:
     num_draft_losses: int = 0
     """``SessionLost`` from the draft."""
     num_target_losses: int = 0
-    num_preemptions: int = 0
-    """``Preempted`` from the target."""
     num_draft_rebuilds: int = 0
     """Rebuilds of sessions on the draft, after a loss of the session or of the link."""
     num_target_rebuilds: int = 0

@@ -400,7 +400,6 @@ def test_a_target_that_needs_the_pages_parks_the_session_wherever_it_is(
     setting.bench.run()
     assert [park.retry_after_ms for park in driven.parked] == [20]
     assert driven.loop.status is SessionStatus.WAITING
-    assert driven.loop.spec_stats.num_preemptions == 1
     assert setting.all_is_free()
     so_far = list(driven.token_ids)
     setting.bench.sessions[77] = driven
