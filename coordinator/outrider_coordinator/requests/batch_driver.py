@@ -24,17 +24,16 @@ from outrider_coordinator.requests.step_ends import StepEnds
 from outrider_coordinator.requests.taken_answers import PreparedBatch, TakenAnswers
 from outrider_coordinator.routing.peers import Peers
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
-from outrider_coordinator.session.prepared import Prepared, PreparedScores
+from outrider_coordinator.session.prepared import Prepared
 from outrider_coordinator.session.prepared_claims import PreparedClaims
-from outrider_coordinator.session.prepared_proposals import PreparedProposals, TakenProposals, announce
+from outrider_coordinator.session.prepared_proposals import PreparedProposals, announce
 from outrider_coordinator.session.table import Ints, SessionTable
-from outrider_coordinator.session.transitions import are_announced, claims_for, prepare, proposals_for, scores_for
+from outrider_coordinator.session.transitions import PROPOSALS, SCORES, answered, are_announced, prepare
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.request_timings import RequestTimings
 
 _now = RequestTimings.now
-_Taken: TypeAlias = Iterator[TakenAnswers]
-_FINDS = {PreparedProposals: proposals_for, PreparedScores: scores_for, PreparedClaims: claims_for}
+_Taken: TypeAlias = Iterator[TakenAnswers | None]
 _MAX_PREPARED = 64
 """Batches that may wait to be answered; those of regrouped sessions are never answered whole."""
 
@@ -103,36 +102,39 @@ class BatchDriver:
 
     def _take_proposals(self, replica: DraftReplica, arrived: float, answers: AnswerBatch[Any]) -> _Taken:
         target = self._target_that_scores(replica, answers)
-        return self._take(replica, answers, PreparedProposals, partial(self._sent_on, arrived, target))
+        for batch, own, places in self._batches(replica, answers, PROPOSALS):
+            yield self._sent_on(arrived, target, batch, own, places)
 
     def _take_scores(self, replica: TargetReplica, arrived: float, answers: AnswerBatch[Any]) -> _Taken:
-        kind = PreparedScores if answers.goes_on is None else PreparedClaims
-        return self._take(replica, answers, kind, partial(self._asked_next, arrived))
+        for batch, own, places in self._batches(replica, answers, SCORES):
+            yield self._asked_next(arrived, batch, own, places)
 
-    def _take(
-        self,
-        replica: DraftReplica | TargetReplica,
-        answers: AnswerBatch[Any],
-        kind: type[Prepared],
-        take: Callable[[PreparedBatch, AnswerBatch[Any], Sequence[int]], TakenAnswers | None],
-    ) -> _Taken:
-        """Take all answers together if they were prepared for, otherwise those of usual rows by their services."""
-        batch = self._prepared_for(answers)
-        if batch is not None and isinstance(batch.prepared, kind) and replica in (batch.target, batch.draft):
-            one = take(batch, answers, range(len(answers.sessions)))
-            if one is not None:
-                yield one
-                return
-        find: Any = _FINDS[kind]
-        for target, draft, group in self._groups(answers):
-            if replica not in (target, draft):
-                continue
-            chosen = _selected(answers, group)
-            for places, found in find(self._table, self._rows(chosen), chosen):
-                own = _selected(chosen, places)
-                batch = PreparedBatch(found, self._requests(own), target, draft)
-                if (one := take(batch, own, group[places].tolist())) is not None:
-                    yield one
+    def _batches(
+        self, replica: DraftReplica | TargetReplica, answers: AnswerBatch[Any], kinds: tuple[type[Prepared], ...]
+    ) -> Iterator[tuple[PreparedBatch, AnswerBatch[Any], Sequence[int]]]:
+        """Batches that the answers are for, each with its own answers and their places: the one that was prepared for
+        all of them, otherwise those that the rows of each target and draft give now. Each session is answered once.
+        """
+        whole = self._prepared.pop(answers.sessions.tobytes(), None)
+        is_own = whole is not None and isinstance(whole.prepared, kinds) and replica in (whole.target, whole.draft)
+        if whole is not None and is_own and whole.prepared.is_of(answers):
+            yield whole, answers, range(len(answers.sessions))
+            return
+        for one in self._taken:
+            one.commit()  # all rows are up to date then
+        groups: dict[tuple[TargetReplica, DraftReplica | None], dict[int, int]] = {}
+        for place, number in enumerate(answers.sessions.tolist()):
+            request = self._find(number)
+            target, draft = (None, None) if request is None else (request.place.target, request.place.draft)
+            if target is not None and replica in (target, draft):
+                groups.setdefault((target, draft), {}).setdefault(number, place)
+        for (target, draft), own_places in groups.items():
+            places = np.array(list(own_places.values()))
+            own = _selected(answers, places)
+            for fitting, found in answered(self._table, self._table.indices(own_places), own, kinds):
+                fit = _selected(own, fitting)
+                requests: list[Any] = list(map(self._find, fit.sessions.tolist()))
+                yield PreparedBatch(found, requests, target, draft), fit, places[fitting].tolist()
 
     def _target_that_scores(self, draft: DraftReplica, answers: AnswerBatch[Any]) -> TargetReplica | None:
         """The target that scores these proposals already: it was told to, and has all of them; None: no target does."""
@@ -183,11 +185,6 @@ class BatchDriver:
             places = [places[place] for place in taken.places]
         return TakenAnswers(batch, taken, answers, places, arrived, _now())
 
-    def _prepared_for(self, answers: AnswerBatch[Any]) -> PreparedBatch | None:
-        """The batch that the answers are for: all of them, in its order."""
-        found = self._prepared.pop(answers.sessions.tobytes(), None)
-        return found if found is not None and found.prepared.is_of(answers) else None
-
     def _without_taken(self, batch: EventBatch[Any], take: Callable[[AnswerBatch[Any]], _Taken]) -> EventBatch[Any]:
         """Rest of a message, as single events, once ``take`` has sent the commands that follow from it."""
         rest = list(batch.timed())
@@ -197,34 +194,15 @@ class BatchDriver:
             sessions = answers.sessions.tolist()
             done: list[TakenAnswers] = []
             for one in take(answers) if named.isdisjoint(sessions) else ():
-                done.append(one)
-                self._taken.append(one)
+                if one is not None:
+                    done.append(one)
+                    self._taken.append(one)
             named.update(sessions)
             if sum([len(one.places) for one in done]) < len(sessions):
                 taken = {place for one in done for place in one.places}
                 left = [place for place in range(len(sessions)) if place not in taken]
                 rest += zip(answers.events(left), answers.timings(left), strict=True)
         return EventBatch.of(rest, batch.report)
-
-    def _groups(self, answers: AnswerBatch[Any]) -> Iterator[tuple[TargetReplica, DraftReplica | None, Ints]]:
-        """Places of answers by the services of their sessions, each session once; all rows are up to date then."""
-        for one in self._taken:
-            one.commit()
-        groups: dict[Any, list[int]] = {}
-        found: set[int] = set()
-        for place, number in enumerate(answers.sessions.tolist()):
-            request = self._find(number)
-            if request is not None and request.place.target is not None and number not in found:
-                found.add(number)
-                groups.setdefault((request.place.target, request.place.draft), []).append(place)
-        for (target, draft), places in groups.items():
-            yield target, draft, np.array(places)
-
-    def _rows(self, answers: AnswerBatch[Any]) -> list[int]:
-        return self._table.indices(answers.sessions.tolist())
-
-    def _requests(self, answers: AnswerBatch[Any]) -> list[RequestState]:
-        return [request for request in map(self._find, answers.sessions.tolist()) if request is not None]
 
     def has_taken(self, events: Sequence[DraftEvent | TargetEvent]) -> bool:
         """True if an event is of a session of which something is still to be done."""
@@ -244,10 +222,10 @@ class BatchDriver:
         for one in done:
             one.commit()
         for one in done:
-            if isinstance(one.taken, TakenProposals):
+            if one.taken.num_tokens is None:
                 self._ends.end_waits(one)
             else:
-                self._ends.end_steps(one, one.taken)
+                self._ends.end_steps(one)
                 ended += one.requests
         is_alone = sum(isinstance(one.taken.commands, ExtendBatch) for one in done) == 1
         for one in done:

@@ -13,7 +13,6 @@ from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.requests.taken_answers import TakenAnswers
 from outrider_coordinator.session.actions import DraftWaitEnded, StepEnded
-from outrider_coordinator.session.prepared import TakenScores
 from outrider_coordinator.session.transitions import end_step, end_wait
 
 
@@ -41,9 +40,9 @@ class StepEnds:
             if request.trace.notes is not None:
                 one.trace(place, timing)
 
-    def end_steps(self, one: TakenAnswers, taken: TakenScores) -> None:
+    def end_steps(self, one: TakenAnswers) -> None:
         """The step of each session."""
-        states = one.answers.states_at(taken.places)
+        states = one.answers.states_at(one.taken.places)
         for place, (request, step) in enumerate(zip(one.requests, one.steps(), strict=True)):
             try:
                 asks = request.loop.engine_request.num_logprobs is not None

@@ -15,8 +15,7 @@ from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.actions import DraftWaitBegan, StepEnded
 from outrider_coordinator.session.logprobs import JointLogprobs
-from outrider_coordinator.session.prepared import PreparedScores, TakenScores
-from outrider_coordinator.session.prepared_proposals import PreparedProposals, TakenProposals
+from outrider_coordinator.session.prepared import Prepared, Taken
 from outrider_coordinator.session.state import reason_of
 from outrider_coordinator.session.table import Ints
 from outrider_coordinator.stats.request_timings import NANOSECONDS
@@ -26,7 +25,7 @@ from outrider_coordinator.stats.request_timings import NANOSECONDS
 class PreparedBatch:
     """Requests of one target and one draft, and what their sessions wait for."""
 
-    prepared: PreparedProposals | PreparedScores
+    prepared: Prepared
     requests: Sequence[RequestState]
     target: TargetReplica
     draft: DraftReplica | None
@@ -37,7 +36,7 @@ class TakenAnswers:
     """Answers whose commands were sent; the rest of the step is still to be done."""
 
     batch: PreparedBatch
-    taken: TakenProposals | TakenScores
+    taken: Taken
     answers: AnswerBatch[Any]
     places: Sequence[int]
     """Indices of what was taken, among all answers of the message's arrays."""
@@ -50,15 +49,15 @@ class TakenAnswers:
     def commit(self) -> None:
         """Write the rows as they are from now on, once."""
         if self.token_ids is None:
-            self.token_ids = self.taken.commit() or []
+            self.token_ids = self.taken.commit()
 
     def steps(self) -> Iterator[StepEnded]:
         """The steps that ended, without logprobs."""
         taken = self.taken
-        if isinstance(taken, TakenScores) and self.token_ids is not None:
+        if taken.num_tokens is not None and self.token_ids is not None:
             rows = self.batch.prepared.rows[taken.places]
             numbers, bases = rows[:, col.STEP].tolist(), rows[:, col.LENGTH].tolist()
-            counts = taken.num_drafted.tolist(), taken.num_accepted.tolist()
+            counts = [counts.tolist() for counts in taken.num_tokens]
             reasons = map(reason_of, rows[:, col.REASON].tolist())
             yield from map(StepEnded, numbers, bases, *counts, self.token_ids, reasons, self.timings)
 
@@ -68,17 +67,12 @@ class TakenAnswers:
 
     def logprobs(self, place: int, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
         """Logprobs of the new tokens of a request, which has asked for them; ``ProtocolError`` without any."""
-        return self._logprobs.emitted(self._own_places[place], token_ids)
-
-    @property
-    def _own_places(self) -> Sequence[int]:
-        """Indices of ``requests`` among ``answers``."""
-        return self.taken.places if isinstance(self.taken, TakenScores) else range(len(self.places))
+        return self._logprobs.emitted(self.taken.places[place], token_ids)
 
     @functools.cached_property
     def timings(self) -> list[ItemTiming | None]:
         """The services' own times, of each request."""
-        return self.answers.timings(self._own_places)
+        return self.answers.timings(self.taken.places)
 
     def trace(self, place: int, timing: ItemTiming | None, ended: StepEnded | None = None) -> None:
         """Note in the trace of a request that it was answered, and what was sent next. ``ended``: the step, after
@@ -101,13 +95,11 @@ class TakenAnswers:
     @property
     def requests(self) -> Sequence[RequestState]:
         """Requests whose answers were taken."""
-        taken, requests = self.taken, self.batch.requests
-        if isinstance(taken, TakenScores) and len(taken.places) < len(requests):
-            return [requests[place] for place in taken.places]
-        return requests
+        places, requests = self.taken.places, self.batch.requests
+        return requests if len(places) == len(requests) else [requests[place] for place in places]
 
     @property
     def index(self) -> Ints:
         """Rows of the requests."""
-        taken, index = self.taken, self.batch.prepared.index
-        return index[list(taken.places)] if isinstance(taken, TakenScores) and len(taken.places) < len(index) else index
+        places, index = self.taken.places, self.batch.prepared.index
+        return index if len(places) == len(index) else index[list(places)]

@@ -1,7 +1,8 @@
 """Prepared answers: what rows of a session table wait for, and what follows from it, computed while services compute.
 
-A cache: it is derived from the rows, holds while they have not changed (``is_of``), and is made anew where it does not.
-Each kind has the commands of all sessions but for what the answers bring, and the rows as they will be.
+A cache: it is derived from the rows, holds while they have not changed (``is_of``), and is made anew where it does not,
+from those rows that are answered as expected (``fit``). Each kind has the commands of all sessions but for what the
+answers bring, and the rows as they will be.
 
 Shape letters: ``B`` sessions, ``C`` columns of the table.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +35,11 @@ UNUSUAL = col.PAUSED | col.HAS_PART | col.IS_SLOW
 class Prepared:
     """Sessions of one target and one draft that wait for answers of one kind."""
 
-    def __init__(self, table: SessionTable, index: Ints, rows: Ints, asked: int) -> None:  # [B], [B, C]
-        """``rows``: their values. ``asked``: the column with the generations of what was asked."""
+    asked: ClassVar[int]
+    """Column with the generations of what was asked."""
+
+    def __init__(self, table: SessionTable, index: Ints, rows: Ints) -> None:  # [B], [B, C]
+        """``rows``: their values."""
         self.table, self.index, self.rows = table, index, rows
         self.sessions: list[Any] = table.at(index.tolist())
         self.numbers = rows[:, col.NUMBER].astype(U8)
@@ -44,7 +48,7 @@ class Prepared:
         self.trace_parents = parents if any(parents) else ()
         """Trace parents of what is asked next, for each session; empty if nothing is traced."""
         self._row_bytes = rows.tobytes()
-        self._generations, self.bases = rows[:, asked].astype(U8).tobytes(), rows[:, col.LENGTH].astype(U4)
+        self._generations, self.bases = rows[:, self.asked].astype(U8).tobytes(), rows[:, col.LENGTH].astype(U4)
         self.flags: list[int] = rows[:, col.FLAGS].tolist()
         flags = self.flags
         self.is_sparse, self.reads_states = bool(flags[0] & col.IS_SPARSE), bool(flags[0] & col.READS_STATES)
@@ -54,8 +58,13 @@ class Prepared:
         self.limits = rows[:, col.LIMIT]
         self.limit = min(self.limits.tolist())
 
+    @classmethod
+    def fit(cls, rows: Ints, answers: AnswerBatch[Any]) -> Bools:  # [B, C] -> [B]
+        """Rows that wait for such answers to what was asked, and are usual."""
+        raise NotImplementedError
+
     def is_of(self, answers: AnswerBatch[Any]) -> bool:
-        """True if these are answers to what was asked of just these sessions, whose rows have not changed since."""
+        """True if these are answers of all of these sessions, whose rows have not changed since, and are in order."""
         return (
             answers.generations.tobytes() == self._generations
             and answers.base_lengths.tobytes() == self.bases.tobytes()
@@ -73,31 +82,47 @@ class Prepared:
 
 
 @dataclass(slots=True)
-class TakenScores:
-    """Steps that ended, and what is asked next; one entry for each session."""
+class Taken:
+    """Answers that were taken, and what is asked next; one entry for each session."""
 
     places: Sequence[int]
     """Indices among the answers."""
-    num_drafted: Ints
-    num_accepted: Column
-    next_ids: Column
     commands: ExtendBatch | ScoreBatch
     commit: Callable[[], list[list[int]]]
     """Writes the rows as they are from now on, and commits the new tokens, which it returns. Called once the commands
     have left, or before anything else happens."""
+    num_tokens: tuple[Ints, Column] | None = None
+    """Drafted and accepted tokens of the step; None of proposals, which end none."""
+    is_direct: bool = False
+    """The target has the proposals already, by a proposal channel."""
 
 
 class PreparedScores(Prepared):
     """Sessions, all usual, that wait for scores."""
 
+    asked = col.TARGET_ASKED
+
     def __init__(self, table: SessionTable, index: Ints, rows: Ints) -> None:
-        super().__init__(table, index, rows, col.TARGET_ASKED)
+        super().__init__(table, index, rows)
         self._counts, self._base = rows[:, col.NUM_DRAFTED], rows[:, col.LENGTH]
         self._next_generations = (rows[:, col.GENERATION] + 1).astype(U8)
         self._committed = [session.tokens.ids for session in self.sessions]
         self._hashes, self._chains = self.hashes(self._base.tolist())
 
-    def take(self, answers: AnswerBatch[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
+    @classmethod
+    def fit(cls, rows: Ints, answers: AnswerBatch[Any]) -> Bools:  # [B, C] -> [B]
+        """Rows that wait for scores of as many tokens, in this form, of steps that no target goes on from by itself."""
+        found: Bools = rows[:, col.NUM_DRAFTED] + 1 == answers.counts
+        if answers.goes_on is not None:
+            found &= answers.goes_on == 0
+        found &= (rows[:, col.FLAGS] & col.IS_SPARSE != 0) == (answers.outside_masses is not None)
+        return found
+
+    def is_of(self, answers: AnswerBatch[Any]) -> bool:
+        """True if these are such scores of all of these sessions, whose rows have not changed since."""
+        return answers.goes_on is None and super().is_of(answers)
+
+    def take(self, answers: AnswerBatch[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> Taken | None:
         """Judge what the scores bring, and ask for the next steps; None if none can be taken here.
 
         ``channel``: by which the next proposals may go directly; 0: none.

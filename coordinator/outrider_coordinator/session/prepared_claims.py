@@ -14,7 +14,7 @@ import numpy as np
 
 from outrider.batched import I4, U4, U8, AnswerBatch, Column, ScoreBatch
 from outrider_coordinator.session import table_columns as col
-from outrider_coordinator.session.prepared import NO_IDS, UNUSUAL, Bools, PreparedScores, TakenScores
+from outrider_coordinator.session.prepared import NO_IDS, UNUSUAL, Bools, PreparedScores, Taken
 from outrider_coordinator.session.state import NOTHING_PROPOSED, SCORING
 from outrider_coordinator.session.steps import MAX_SILENT_STEPS, UNCLAIMED
 from outrider_coordinator.session.table import NO_TOKEN, Ints
@@ -41,7 +41,15 @@ def waits_for_claimed(rows: Ints, num_drafts: Column) -> Bools:  # [B, C], [B] -
 class PreparedClaims(PreparedScores):
     """Sessions that claim the steps their target has begun."""
 
-    def take(self, answers: AnswerBatch[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
+    @classmethod
+    def fit(cls, rows: Ints, answers: AnswerBatch[Any]) -> Bools:  # [B, C] -> [B]
+        """Rows that go on if their target does. Their draft tokens come with the scores."""
+        if answers.goes_on is None:
+            return np.zeros(len(rows), dtype=np.bool_)
+        found: Bools = waits_for_claimed(rows, answers.counts.astype(np.int64) - 1) & (answers.goes_on != 0)
+        return found
+
+    def take(self, answers: AnswerBatch[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> Taken | None:
         """Judge the scores, commit what is kept, and claim the next steps; None if none can be claimed."""
         counts = answers.counts.astype(np.int64) - 1
         ids = answers.token_ids
@@ -76,9 +84,7 @@ class PreparedClaims(PreparedScores):
         is_own |= self._counts == 0
         return is_own
 
-    def _claimed(
-        self, which: Ints, counts: Ints, accepted: Ints, next_ids: Column, new_ids: list[list[int]]
-    ) -> TakenScores:
+    def _claimed(self, which: Ints, counts: Ints, accepted: Ints, next_ids: Column, new_ids: list[list[int]]) -> Taken:
         self._commit(which, counts, accepted, next_ids, new_ids)
         kept = self._base[which] + accepted
         found = [self.sessions[place].tokens.prefix_hash(length)
@@ -95,7 +101,7 @@ class PreparedClaims(PreparedScores):
             NO_IDS,
             trace_parents=self._parents_of(which),
         )
-        return TakenScores(which.tolist(), counts, accepted.astype(U4), next_ids, commands, partial(list, new_ids))
+        return Taken(which.tolist(), commands, partial(list, new_ids), (counts, accepted.astype(U4)))
 
     def _commit(self, which: Ints, counts: Ints, accepted: Ints, next_ids: Column, new_ids: list[list[int]]) -> None:
         after, num_new, has_drafts = self.rows[which].copy(), accepted + 1, counts > 0

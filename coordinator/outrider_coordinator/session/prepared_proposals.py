@@ -5,8 +5,6 @@ Shape letters: ``B`` sessions, ``C`` columns of the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,23 +14,12 @@ from outrider.batched import I4, U4, U8, AnswerBatch, Column, ScoreAhead, ScoreB
 from outrider_coordinator.acceptance.joint_verdicts import PlacedEvidence, SupportedProposals
 from outrider_coordinator.acceptance.vectorized import SupportRows, are_sound
 from outrider_coordinator.session import table_columns as col
-from outrider_coordinator.session.prepared import NO_IDS, Bools, Prepared
+from outrider_coordinator.session.prepared import NO_IDS, Bools, Prepared, Taken
 from outrider_coordinator.session.state import DRAFTING, SCORING
 from outrider_coordinator.session.table import NO_TOKEN, Ints, SessionTable
 from outrider_coordinator.speculation import DraftLengthPolicy
 
 _UNUSUAL = 3 << col.TARGET_READINESS
-
-
-@dataclass(slots=True)
-class TakenProposals:
-    """Proposals that were taken to the target, in the order of the answers."""
-
-    commands: ScoreBatch
-    is_direct: bool
-    """The target has them already, by a proposal channel."""
-    commit: Callable[[], None]
-    """Writes the rows as they are from now on. Called once the commands have left, or before anything else happens."""
 
 
 def waits_for_proposal(rows: Ints) -> Bools:  # [B, C] -> [B]
@@ -48,8 +35,10 @@ def waits_for_proposal(rows: Ints) -> Bools:  # [B, C] -> [B]
 class PreparedProposals(Prepared):
     """Sessions, all usual, that wait for proposals."""
 
+    asked = col.DRAFT_ASKED
+
     def __init__(self, table: SessionTable, index: Ints, rows: Ints) -> None:
-        super().__init__(table, index, rows, col.DRAFT_ASKED)
+        super().__init__(table, index, rows)
         self._asked = rows[:, col.DRAFT_LENGTH].astype(U4)
         generations = rows[:, col.GENERATION].astype(U8)
         self._announced = generations if rows[:, col.ANNOUNCED].tolist() == generations.tolist() else None
@@ -60,33 +49,44 @@ class PreparedProposals(Prepared):
         self._ones = np.ones(len(rows), dtype=U4)
         self._hands_over = self.hands_over_states()
 
+    @classmethod
+    def fit(cls, rows: Ints, answers: AnswerBatch[Any]) -> Bools:  # [B, C] -> [B]
+        """Rows that wait for proposals, and have known tokens, no more than were asked for."""
+        counts, found = answers.counts, waits_for_proposal(rows)
+        found &= (counts > 0) & (counts <= rows[:, col.DRAFT_LENGTH])
+        found &= (rows[:, col.FLAGS] & col.IS_SPARSE != 0) == answers.is_sparse
+        found &= _highest(answers) < rows[:, col.LIMIT]
+        return found
+
+    def is_of(self, answers: AnswerBatch[Any]) -> bool:
+        """True if these are proposals in order for all of these sessions, whose rows have not changed since."""
+        counts, ids = answers.counts, answers.token_ids
+        if not super().is_of(answers) or not self.is_uniform or answers.is_sparse != self.is_sparse:
+            return False
+        if counts.tobytes() != self._asked.tobytes() and not ((counts > 0) & (counts <= self._asked)).all():
+            return False
+        known = ids.view(U4) if ids.dtype == I4 else ids  # a negative one is high, too
+        return bool(known.item(known.argmax()) < self.limit)
+
     def take(
         self, answers: AnswerBatch[Any], policy: DraftLengthPolicy, *, plane: int = 0, is_direct: bool = False
-    ) -> TakenProposals | None:
+    ) -> Taken | None:
         """Bring proposals, answers to all of these sessions, to their target; None if they cannot be taken together.
 
         ``plane``: by which hidden states go; 0: inline. ``is_direct``: the target has them, and a ``ScoreAhead``.
         """
-        is_whole = answers.counts.tobytes() == self._asked.tobytes()
-        if not self._are_sound(answers, is_whole=is_whole):
+        if not self._hands_over or not self._are_supported(answers):
             return None
         if self.reads_states and not (plane and all(map(policy.is_to_draft, self.speculations))):
             return None
         is_direct = is_direct and self._announced is not None
         generations = self._announced if is_direct and self._announced is not None else self._generations_next
         commands = self._arrays(generations, answers.counts, answers.token_ids, plane, answers.supports)
-        return TakenProposals(commands, is_direct, partial(self._commit, answers, generations))
+        commit = partial(self._commit, answers, generations)
+        return Taken(range(len(self.sessions)), commands, commit, is_direct=is_direct)
 
-    def _are_sound(self, answers: AnswerBatch[Any], *, is_whole: bool) -> bool:
-        """True if all can be judged."""
-        counts, ids = answers.counts, answers.token_ids
-        if not (self._hands_over and self.is_uniform) or answers.is_sparse != self.is_sparse or not ids.size:
-            return False
-        if not is_whole and not ((counts > 0) & (counts <= self._asked)).all():
-            return False
-        known = ids.view(U4) if ids.dtype == I4 else ids  # a negative one is high, too
-        if known.item(known.argmax()) >= self.limit:
-            return False
+    def _are_supported(self, answers: AnswerBatch[Any]) -> bool:
+        """True if all can be judged by their supports, if they are to have any."""
         if not self.is_sparse:
             return True
         return answers.supports is not None and are_sound(SupportRows.of_batch(answers), self.limits)
@@ -120,7 +120,7 @@ class PreparedProposals(Prepared):
             trace_parents=self.trace_parents,
         )
 
-    def _commit(self, answers: AnswerBatch[Any], generations: Column) -> None:
+    def _commit(self, answers: AnswerBatch[Any], generations: Column) -> list[list[int]]:
         after, counts, table = self.rows.copy(), answers.counts, self.table
         after[:, col.STATUS] = SCORING
         after[:, col.ANNOUNCED : col.NUM_PLAIN + 1] = 0  # and what was asked of the draft, and its losses
@@ -141,6 +141,19 @@ class PreparedProposals(Prepared):
             proposals = SupportedProposals(SupportRows.of_batch(answers), limits=self.limits, seeds=seeds, bases=bases)
             for case, session in enumerate(self.sessions):
                 session.row.evidence = PlacedEvidence(proposals, case)
+        return []
+
+
+def _highest(answers: AnswerBatch[Any]) -> Ints:
+    """Highest token of each answer; -1 for one without any."""
+    counts = answers.counts
+    found = np.full(counts.size, -1, dtype=np.int64)
+    has_tokens = np.flatnonzero(counts)
+    if has_tokens.size:
+        starts = counts.cumsum() - counts
+        ids = answers.token_ids.astype(U4, copy=False)
+        found[has_tokens] = np.maximum.reduceat(ids, starts[has_tokens].astype(np.intp))
+    return found
 
 
 def announce(table: SessionTable, index: Ints) -> None:

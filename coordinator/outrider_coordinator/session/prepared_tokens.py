@@ -14,7 +14,7 @@ from outrider.batched import I4, U4, U8, AnswerBatch, Column, ScoreBatch
 from outrider_coordinator.acceptance.vectorized import TARGET_SUM_TOLERANCE
 from outrider_coordinator.session import state_feed
 from outrider_coordinator.session import table_columns as col
-from outrider_coordinator.session.prepared import EVERY, NO_IDS, UNUSUAL, Bools, PreparedScores, TakenScores, Which
+from outrider_coordinator.session.prepared import EVERY, NO_IDS, UNUSUAL, Bools, PreparedScores, Taken, Which
 from outrider_coordinator.session.state import NOTHING_PROPOSED, SCORING
 from outrider_coordinator.session.table import Ints, SessionTable
 from outrider_coordinator.speculation import DraftLengthPolicy
@@ -45,11 +45,19 @@ class PreparedTokens(PreparedScores):
         self._rests = np.array(self._hashes, dtype=U8)
         self._reads_any = any(flag & col.READS_STATES for flag in self.flags)
 
-    def take(self, answers: AnswerBatch[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
+    @classmethod
+    def fit(cls, rows: Ints, answers: AnswerBatch[Any]) -> Bools:  # [B, C] -> [B]
+        """Rows that wait for one token."""
+        return super().fit(rows, answers) & waits_for_token(rows)
+
+    def is_of(self, answers: AnswerBatch[Any]) -> bool:
+        """True if these are the tokens of all of these sessions, whose rows have not changed since."""
+        has_all = answers.token_ids.size == len(self.sessions)
+        return super().is_of(answers) and has_all and self.is_sparse == (answers.outside_masses is not None)
+
+    def take(self, answers: AnswerBatch[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> Taken | None:
         """Commit the tokens, and ask for the next ones; None if none can be taken here."""
         masses, tokens = answers.outside_masses, answers.token_ids
-        if tokens.size != len(self.sessions) or self.is_sparse != (masses is not None):
-            return None
         goes_on: Bools = (tokens.view(U4) if tokens.dtype == I4 else tokens) < self.limits  # a negative one is high
         if masses is not None:
             goes_on &= np.abs(masses.astype(np.float64) - 1.0) <= TARGET_SUM_TOLERANCE
@@ -76,7 +84,7 @@ class PreparedTokens(PreparedScores):
         found: Bools = (rows[:, col.FLAGS] & _NO_DRAFT == 0) & has_room
         return found
 
-    def _asked_next(self, which: Which, tokens: Column) -> TakenScores:
+    def _asked_next(self, which: Which, tokens: Column) -> Taken:
         kept = self.bases[which]
         nothing = np.zeros(len(kept), dtype=U4)
         commands = ScoreBatch(
@@ -92,7 +100,7 @@ class PreparedTokens(PreparedScores):
             trace_parents=self._parents_of(which),
         )
         commit = partial(self._commit, which, tokens)
-        return TakenScores(self._listed(which), self._counts[which], nothing, tokens, commands, commit)
+        return Taken(self._listed(which), commands, commit, (self._counts[which], nothing))
 
     def _commit(self, which: Which, tokens: Column) -> list[list[int]]:
         after = self.rows[which] + _PLAIN_STEP

@@ -20,7 +20,7 @@ from outrider.batched import I4, U4, U8, AnswerBatch, Column, ExtendBatch, State
 from outrider.prefix_hash import BLOCK_TOKENS, following
 from outrider_coordinator.acceptance.joint_verdicts import JointVerdicts, PlacedEvidence, verdicts_on
 from outrider_coordinator.session import table_columns as col
-from outrider_coordinator.session.prepared import EVERY, UNUSUAL, Bools, PreparedScores, TakenScores, Which
+from outrider_coordinator.session.prepared import EVERY, UNUSUAL, Bools, PreparedScores, Taken, Which
 from outrider_coordinator.session.state import DRAFTING, NOTHING_PROPOSED, SCORING, SessionState
 from outrider_coordinator.session.table import NO_TOKEN, Ints, SessionTable
 from outrider_coordinator.speculation import LONGEST_INLINE_FEED, DraftLengthPolicy
@@ -93,9 +93,22 @@ class PreparedVerdicts(PreparedScores):
             lists = [[*each, *each[-1:] * (self._width - len(each))] for each in found]
         return np.array(lists, dtype=U8)
 
-    def take(self, answers: AnswerBatch[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> TakenScores | None:
+    @classmethod
+    def fit(cls, rows: Ints, answers: AnswerBatch[Any]) -> Bools:  # [B, C] -> [B]
+        """Rows that wait for the scores of a proposal, with hidden states if their draft reads any."""
+        found = super().fit(rows, answers) & waits_for_verdict(rows)
+        found &= (rows[:, col.FLAGS] & col.READS_STATES != 0) == (answers.states is not None)
+        return found
+
+    def is_of(self, answers: AnswerBatch[Any]) -> bool:
+        """True if these are scores of all of these proposals, in the right form, and no row has changed since."""
+        if not super().is_of(answers) or answers.counts.tobytes() != self._asked_counts or not self.is_uniform:
+            return False
+        return self.is_sparse == answers.is_sparse and self.reads_states == (answers.states is not None)
+
+    def take(self, answers: AnswerBatch[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> Taken | None:
         """Judge the scores, and ask for the next proposals; None if none can be taken here."""
-        if not self._may_be_judged(answers):
+        if not self._hands_over or not self._are_own(answers.draft_token_ids):
             return None
         judged = self.judge(answers)
         if judged is None:
@@ -113,13 +126,9 @@ class PreparedVerdicts(PreparedScores):
             states = None if states is None else states.selected(some)
         return self._asked_next(which, (accepted, next_ids, lengths), states, channel)
 
-    def _may_be_judged(self, answers: AnswerBatch[Any]) -> bool:
-        """True if these are scores of the proposals, of the right form."""
-        if answers.counts.tobytes() != self._asked_counts or self.is_sparse != answers.is_sparse:
-            return False
-        if not (self._hands_over and self.is_uniform) or self.reads_states != (answers.states is not None):
-            return False
-        if (scored := answers.draft_token_ids) is None:
+    def _are_own(self, scored: Column | None) -> bool:
+        """True if these draft tokens were scored, of which the target may have had others."""
+        if scored is None:
             return True
         return bool(scored.astype(U4, copy=False).tobytes() == self._drafts[self._drafts != NO_TOKEN].tobytes())
 
@@ -177,7 +186,7 @@ class PreparedVerdicts(PreparedScores):
         verdicts: tuple[Ints, Column, Column],
         states: StateBatch | None,
         channel: int,
-    ) -> TakenScores:
+    ) -> Taken:
         """``verdicts``: accepted draft tokens, next tokens and next draft lengths."""
         accepted, next_ids, lengths = verdicts
         counts, chains = self._counts[which], self._joined_chains(which)
@@ -203,7 +212,7 @@ class PreparedVerdicts(PreparedScores):
             channel,
             self._parents_of(which),
         )
-        return TakenScores(self._listed(which), counts, accepted, next_ids, commands, commit)
+        return Taken(self._listed(which), commands, commit, (counts, accepted))
 
     def _brought_ids(self, which: Which, accepted: Ints, next_ids: Column, brought: Column) -> Column:
         """The tokens that the drafts lack, one session after the other."""

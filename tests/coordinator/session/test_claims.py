@@ -14,7 +14,7 @@ from outrider.batched import AnswerBatch, token_scores
 from outrider.ports import Extend, Proposal, Score, Scores
 from outrider_coordinator.session.prepared_claims import PreparedClaims
 from outrider_coordinator.session.steps import MAX_SILENT_STEPS
-from outrider_coordinator.session.transitions import claims_for
+from outrider_coordinator.session.transitions import SCORES, answered
 from tests.coordinator.session.test_transitions import VOCAB, Twins, answer, as_batch
 
 LENGTH = 4
@@ -28,7 +28,7 @@ class Claiming(Twins):
             yield from super().found_for(batched)
             return
         rows = self.table.indices(batched.sessions.tolist())
-        for places, found in claims_for(self.table, rows, batched):
+        for places, found in answered(self.table, rows, batched, SCORES):
             yield found, batched.selected(places)
 
 

@@ -22,7 +22,7 @@ from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.prepared_proposals import announce
 from outrider_coordinator.session.state import DRAFTING, SessionStatus
 from outrider_coordinator.session.table import SessionTable
-from outrider_coordinator.session.transitions import end_wait, prepare, proposals_for, scores_for
+from outrider_coordinator.session.transitions import PROPOSALS, SCORES, answered, end_wait, prepare
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
 from tests.coordinator.session.test_transitions import (
@@ -210,7 +210,7 @@ def test_what_is_not_as_it_was_asked_ahead_is_asked_by_a_newer_generation(kind: 
     elif case == "another generation":
         is_direct = awaits(ahead, replace(batched, generations=batched.generations + 1))
     rows = asked.table.indices(batched.sessions.tolist())
-    ((_, batch),) = proposals_for(asked.table, rows, batched)
+    ((_, batch),) = answered(asked.table, rows, batched, PROPOSALS)
     taken: Any = batch.take(batched, asked.policy, plane=asked.plane, is_direct=is_direct)
     assert not taken.is_direct
     for row, command in enumerate(taken.commands.items()):
@@ -229,7 +229,7 @@ def test_scores_before_their_proposals_are_asked_for_again_with_these(kind: dict
         loop.on_target_event(Scores(loop.commands.session, generation, loop.tokens.length, TokenScores((1,))))
         assert loop.status is SessionStatus.DRAFTING and loop.spec_stats.num_stale_target_replies == 1
     _, batched = asked.answers()
-    ((places, batch),) = proposals_for(asked.table, asked.table.indices(batched.sessions.tolist()), batched)
+    ((places, batch),) = answered(asked.table, asked.table.indices(batched.sessions.tolist()), batched, PROPOSALS)
     assert len(places) == len(asked.loops)
     taken: Any = batch.take(batched, asked.policy, plane=asked.plane, is_direct=awaits(ahead, batched))
     assert not taken.is_direct
@@ -247,7 +247,7 @@ def test_some_of_the_proposals_are_direct_without_the_others(kind: dict[str, Any
         assert waiting is not None
         supports = None if some.supports is None else (some.supports.counts, some.supports.token_ids)
         scored = ahead.selected(waiting).with_proposals(some.token_ids, supports)
-        ((_, batch),) = proposals_for(asked.table, asked.table.indices(some.sessions.tolist()), some)
+        ((_, batch),) = answered(asked.table, asked.table.indices(some.sessions.tolist()), some, PROPOSALS)
         taken: Any = batch.take(some, asked.policy, plane=asked.plane, is_direct=True)
         assert taken.is_direct
         assert repr(list(taken.commands.items())) == repr(list(replace(scored, channel=0).items()))
@@ -282,11 +282,11 @@ def test_answers_to_another_text_or_command_are_left_to_their_session(field: str
     asked = crowd(3)
     _, batched = asked.answers()
     rows = asked.index.tolist()
-    (places, _), *_ = proposals_for(asked.table, rows, batched)
+    (places, _), *_ = answered(asked.table, rows, batched, PROPOSALS)
     assert places.tolist() == [0, 1, 2]
     spoilt = getattr(batched, field).copy()
     spoilt[1] += 1
-    (places, _), *_ = proposals_for(asked.table, rows, replace(batched, **{field: spoilt}))
+    (places, _), *_ = answered(asked.table, rows, replace(batched, **{field: spoilt}), PROPOSALS)
     assert places.tolist() == [0, 2]
 
 
@@ -294,8 +294,9 @@ def test_a_proposal_of_more_tokens_than_were_asked_for_is_left_to_its_session() 
     asked = crowd(1)
     _, batched = asked.answers()
     longer = replace(batched, counts=batched.counts + 1, token_ids=np.append(batched.token_ids, batched.token_ids[:1]))
-    assert asked.batch().take(longer, asked.policy, plane=asked.plane) is None
-    assert asked.batch().take(batched, asked.policy, plane=asked.plane) is not None
+    assert not asked.batch().is_of(longer)
+    assert asked.batch().is_of(batched)
+    assert not list(answered(asked.table, asked.index.tolist(), longer, PROPOSALS))
 
 
 def test_a_session_that_was_asked_for_something_else_since_has_no_direct_proposal() -> None:
@@ -345,7 +346,7 @@ def test_scores_of_the_proposals_that_came_here_are_taken(kind: dict[str, Any]) 
     assert taken.commands.channel == CHANNEL
     if len(asked.loops) > 1:
         some = batched.selected(np.array([0, 2]))
-        ((places, found),) = scores_for(asked.table, asked.table.indices(some.sessions.tolist()), some)
+        ((places, found),) = answered(asked.table, asked.table.indices(some.sessions.tolist()), some, SCORES)
         some_taken: Any = found.take(some, asked.policy)
         assert places.tolist() == [0, 1] and len(some_taken.places) == 2
 

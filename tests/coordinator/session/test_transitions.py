@@ -36,13 +36,7 @@ from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.prepared_proposals import PreparedProposals
 from outrider_coordinator.session.prepared_verdicts import PreparedVerdicts
 from outrider_coordinator.session.table import SessionTable
-from outrider_coordinator.session.transitions import (
-    end_step,
-    end_wait,
-    prepare,
-    proposals_for,
-    scores_for,
-)
+from outrider_coordinator.session.transitions import PROPOSALS, SCORES, answered, end_step, end_wait, prepare
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
 from tests.structured_output.vocabularies import letters
@@ -240,7 +234,7 @@ class Twins:
             numbers = [command.session for command in commands]
             taken |= set(numbers)
             ended: list[StepEnded] = []
-            if isinstance(found, PreparedProposals):
+            if results.num_tokens is None:
                 for number in numbers:
                     end_wait(self.loops[number])
             else:
@@ -271,7 +265,7 @@ class Twins:
             yield whole, batched
             return
         is_proposal = batched.make is Proposal
-        for places, found in (proposals_for if is_proposal else scores_for)(self.table, rows, batched):
+        for places, found in answered(self.table, rows, batched, PROPOSALS if is_proposal else SCORES):
             yield found, batched.selected(places)
 
 
@@ -346,7 +340,7 @@ def test_a_token_past_the_vocabulary_is_left_to_the_transitions_of_one() -> None
         Proposal(command.session, command.generation, command.num_kept_tokens + len(command.token_ids), (token_id,))
         for command, token_id in zip(asked, (VOCAB, VOCAB - 1), strict=True)
     ]
-    found = proposals_for(twins.table, twins.table.indices([0, 1]), as_batch(events, Proposal))
+    found = answered(twins.table, twins.table.indices([0, 1]), as_batch(events, Proposal), PROPOSALS)
     assert [places.tolist() for places, _ in found] == [[1]]
 
 
