@@ -17,8 +17,9 @@ HEAD = """\
 
 <!-- Made by scripts/generate_models.py from outrider/model_executor/models/support.py; change it there. -->
 
-`outrider check FOLDER_OR_ID` says from the configuration alone whether a model would load, how much memory it takes, or
-why it would not load. Draft and target are loaded in the same way, each in a format of its own.
+`outrider check FOLDER_OR_ID` says from the configuration, and the headers of a folder's weights, whether a model would
+load, how much memory it takes, or why it would not load. Draft and target are loaded in the same way, each in a format
+of its own.
 
 ## Families
 
@@ -71,8 +72,8 @@ load. With `--tensor-parallel-size` above 1 a scale for each token is that of a 
 share the inputs; groups and static scales are the same for any number of ranks.
 
 Experts are read a tensor for each expert, as published, or stacked, as transformers 5 has them in memory or Qwen3-VL
-stores them. With `--enable-expert-parallel` each GPU has some of them whole. Routers keep 16 or 32 bits in every
-format. An input that experts share has one static scale, the largest of theirs.
+stores them. With `--enable-expert-parallel` each GPU has some of them whole. Routers have the type on file,
+FP8 too. An input that experts share has one static scale, the largest of theirs.
 
 Adapters (LoRA) are not served: merge them. Images, and weights of 4 bits other than gpt-oss's, are not served.
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from outrider.cli.options import output
 from outrider.config import TargetSettings
 from outrider.errors import ConfigError, install_command
-from outrider.process.model_files import with_local_model
+from outrider.process.model_files import is_hub_id, with_local_model
 
 if TYPE_CHECKING:
     from outrider.model_executor.loader.estimate import ModelEstimate
@@ -44,7 +44,8 @@ def check(
 ) -> None:
     """Say how a model would load and how much memory it takes, or why it would not.
 
-    Only its configuration is read; weights are neither read nor downloaded.
+    Its configuration and tokenizer are read, and of weights in a folder what the headers of their files say. No weights
+    are downloaded.
     """
     given: dict[str, Any] = {"model": model, "revision": revision, "load_format": "dummy", "dtype": dtype}
     asked = {
@@ -61,6 +62,7 @@ def check(
         tensor_parallel_size=settings.tensor_parallel_size,
         max_model_len=settings.max_model_len,
         enable_expert_parallel=settings.enable_expert_parallel,
+        reads_headers=not is_hub_id(model),  # of which some files may be there, and others not yet
     )
     output.print(_table(found, settings.tensor_parallel_size))
 

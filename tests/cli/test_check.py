@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from outrider.cli.app import app
-from tests.support.fp8_models import compressed
+from outrider.errors import ModelError
+from outrider.model_executor.loader.description import describe_model
+from outrider.model_executor.model_runner import ModelRunner
+from tests.support.fp8_models import FORMATS, compressed, quantize_folder
+from tests.support.tiny_models import cached_tiny_model
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128_256, "hidden_size": 4096,
@@ -86,6 +93,58 @@ def test_a_model_that_loads(
 def test_a_model_that_does_not_load(config: dict[str, Any], flags: tuple[str, ...], said: str, tmp_path: Path) -> None:
     code, printed = checked(tmp_path, config, *flags)
     assert (code, said in printed) == (1, True), printed
+
+
+def spoil(folder: Path, name: str) -> None:
+    """One tensor of an FP8 checkpoint less, or a tokenizer that is none."""
+    if name == "tokenizer.json":
+        (folder / name).write_text("{}")
+        return
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "said"),
+    [
+        (None, "fp8 (compressed-tensors): weights by channel"),
+        ("model.layers.0.self_attn.q_proj.weight_scale", "q_proj.weight_scale is missing from the safetensors files"),
+        ("tokenizer.json", "is not a tokenizer of the tokenizers library"),
+    ],
+)
+def test_files_beside_the_configuration_are_checked_as_the_loader_does(
+    spoilt: str | None, said: str, tmp_path: Path
+) -> None:
+    """Also of a model whose router is FP8, which the files alone say."""
+    form = replace(FORMATS["channel"], has_router=True)
+    folder = quantize_folder(cached_tiny_model("qwen3_moe"), tmp_path / "fp8", form)
+    if spoilt is not None:
+        spoil(folder, spoilt)
+    result = CliRunner().invoke(app, ["check", str(folder)])
+    printed = " ".join(result.output.split())
+    assert (result.exit_code, said in printed) == (int(spoilt is not None), True), printed
+    if spoilt is None:
+        ModelRunner.load(folder, num_pages=8)
+        return
+    with pytest.raises(ModelError, match=re.escape(said)):
+        describe_model("target", folder, ModelRunner.load(folder, num_pages=8))
+
+
+def test_experts_of_gpt_oss_are_never_fp8_numbers_alone(tmp_path: Path) -> None:
+    """Quantizers of linear layers pass over them, since they are stacked, and do not say so."""
+    source = cached_tiny_model("gpt_oss")
+    fields = json.loads((source / "config.json").read_text())
+    fields["quantization_config"] = compressed("channel", None, ["lm_head"])
+    code, printed = checked(tmp_path, fields)
+    assert code == 0, printed
+    folder = quantize_folder(
+        source, tmp_path / "fp8", replace(FORMATS["weights alone"], kept=("lm_head", "router", "experts"))
+    )
+    change = {**fields, "quantization_config": compressed("channel", None, ["lm_head"])}
+    (folder / "config.json").write_text(json.dumps(change))
+    ModelRunner.load(folder, num_pages=8)
+    assert checked(folder, change) == (code, printed)
 
 
 def test_an_adapter_is_no_model(tmp_path: Path) -> None:

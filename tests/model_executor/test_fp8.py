@@ -81,6 +81,20 @@ def test_every_format_gives_the_logits_of_its_widened_weights(model: str, form: 
     torch.testing.assert_close(logits_of(folder, ids, chunks=(7, 8, 13)), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("model", ["qwen3_moe", "glm4_moe"])
+@pytest.mark.parametrize("form", ["blocks", "tensor, static", "channel"])
+def test_routers_that_are_quantized_too_are_widened(model: str, form: str, tmp_path: Path) -> None:
+    """Checkpoints of quantizers that took routers for linear layers, and did not list them as ignored."""
+    architecture, config = MODELS[model]
+    source = build(architecture, hidden_size=64, intermediate_size=80, **config)
+    with_router = replace(FORMATS[form], has_router=True)
+    folder = quantize_folder(source, tmp_path / "fp8", with_router)
+    ids = random_ids(24, seed=3)
+    with torch.no_grad():
+        expected = fp8_reference(source, folder, with_router)(torch.tensor([ids])).logits[0].float()
+    torch.testing.assert_close(logits_of(folder, ids), expected, atol=1e-5, rtol=0)
+
+
 def test_weights_are_quantized_while_they_are_loaded(tmp_path: Path) -> None:
     """Same results as weights by rows with tokens' inputs; an FP8 checkpoint stays as it is."""
     source = build("qwen3", hidden_size=64, intermediate_size=80)

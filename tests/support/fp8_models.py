@@ -85,6 +85,8 @@ class Format:
     file: dict[str, Any] = field(default_factory=dict)
     """``hf_quant_config.json``."""
     is_scalar: bool = False
+    has_router: bool = False
+    """True if routers are quantized too."""
 
     def covers(self, module: str) -> bool:
         return not any(part in f".{module}." for part in (f".{kept}." for kept in self.kept))
@@ -167,7 +169,8 @@ def quantize_folder(source: Path, folder: Path, form: Format) -> Path:
     tensors = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if tensor.dim() != 2 or "embed" in name or name.endswith(".gate.weight") or not form.covers(module):
+        is_router = name.endswith(".gate.weight") and not form.has_router
+        if tensor.dim() != 2 or "embed" in name or is_router or not form.covers(module):
             tensors[name] = tensor
             continue
         scales = form.scales(tensor)
@@ -186,7 +189,7 @@ def fp8_reference(source: Path, folder: Path, form: Format) -> torch.nn.Module:
     torch.nn.Module.to(model, torch.float64)
     tensors = load_file(folder / "model.safetensors")
     for name, module in model.named_modules():
-        if not isinstance(module, torch.nn.Linear) or tensors.get(f"{name}.weight", torch.empty(0)).dtype != FP8:
+        if not hasattr(module, "weight") or tensors.get(f"{name}.weight", torch.empty(0)).dtype != FP8:
             continue
         scales = tensors[f"{name}.{form.scale_name}"]
         scales = scales.reshape(1) if scales.dim() == 0 else scales

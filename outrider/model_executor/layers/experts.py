@@ -2,8 +2,8 @@
 
 The weights of all experts of a layer lie one after the other in one linear layer, so that every weight format and every
 division among ranks is that of linear layers. Of several ranks each holds a share of every expert's inner features, or
-some experts whole (expert parallelism); what the last product gives is then a part of a sum. The router has the model's
-own type in every format, on every rank.
+some experts whole (expert parallelism); what the last product gives is then a part of a sum. Each rank has the whole
+router, in the model's own type unless the files have it in the weights' format.
 
 Shape letters: ``T`` tokens, ``A`` experts of a token.
 """
@@ -52,7 +52,7 @@ class SparseMlp:
         self._gated = geglu if config.variant.activation == "gelu_tanh" else swiglu
         self.router = Linear(
             context, hidden, (Features.all(count, names.router),), bias=bias, module=module,
-            make_method=UnquantizedLinear,
+            make_method=None if names.router in experts.quantized_gates else UnquantizedLinear,
         )  # fmt: skip
         outputs = tuple(Features.all(hidden.size, f"experts.{expert}.{names.down}") for expert in self._held)
         gates_and_ups, num_held = _gates_and_ups(experts, inner, self._held), len(self._held)
@@ -120,7 +120,7 @@ class SharedExpert:
         weight = (Features.all(1, f"{name}_gate"),)
         self.weight = None
         if experts.has_shared_gate:
-            make_method = None if experts.is_shared_gate_quantized else UnquantizedLinear
+            make_method = None if f"{name}_gate" in experts.quantized_gates else UnquantizedLinear
             self.weight = Linear(context, hidden, weight, module=module, make_method=make_method)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from outrider.errors import ConfigError
 from outrider.kernels.fp8_linear import FP8
 from outrider.kv_cache import KVCacheLayout
 from outrider.model_executor.distributed.sharding import Shard
-from outrider.model_executor.layers.quantization import ONLINE
-from outrider.model_executor.loader.checkpoint import read_family_tensors
-from outrider.model_executor.loader.fallback import check_fallback
 from outrider.model_executor.loader.model import (
     KVCacheDtype,
     ModelImplementation,
     QuantizationName,
+    check_folder,
+    choose_dtype,
     choose_length,
     is_text_part,
     window_request,
     with_parallel_experts,
 )
-from outrider.model_executor.loader.stacked_experts import with_stored_experts
+from outrider.model_executor.loader.tokenizer_files import check_tokenizer, read_tokenizer
 from outrider.model_executor.models import FALLBACK_SPEED, ModelConfig, read_model_config
 from outrider.model_executor.models.weights import cache_layout, decoding_bytes, weight_bytes
 
@@ -78,25 +76,24 @@ def estimate_model(
     tensor_parallel_size: int = 1,
     max_model_len: int | None = None,
     enable_expert_parallel: bool = False,
+    reads_headers: bool = True,
 ) -> ModelEstimate:
-    """Estimate of a model folder whose weights need not be there.
+    """Estimate of a model folder whose weights need not be there. Headers of those that are there are compared with
+    config.json, as the loader does, unless ``reads_headers`` is false.
 
     ``ModelError`` when a model of this configuration cannot be served, ``ConfigError`` when a setting does not fit it.
     """
     config = read_model_config(folder, model_impl)
-    if quantization == "fp8" and config.quantization is None:
-        config = replace(config, quantization=ONLINE)
-    if config.experts is not None and config.quantization is not None and any(folder.glob("*.safetensors")):
-        config = with_stored_experts(config, read_family_tensors(folder, config).tensors)
-    if config.is_fallback:
-        is_shared = tensor_parallel_size > 1
-        check_fallback(config, load_format="safetensors", kv_cache_dtype=kv_cache_dtype, is_shared=is_shared)
+    check_tokenizer(folder, read_tokenizer(folder, vocab_size=config.vocab_size))
     if enable_expert_parallel:
         config = with_parallel_experts(config)
+    has_files = config.is_fallback or (reads_headers and any(folder.glob("*.safetensors")))
+    config, _ = check_folder(
+        config, folder, "safetensors" if has_files else "dummy", quantization, kv_cache_dtype=kv_cache_dtype,
+        is_shared=tensor_parallel_size > 1, warns=False,
+    )  # fmt: skip
     Shard(0, tensor_parallel_size).check(config)
-    chosen = config.dtype if dtype == "auto" else getattr(torch, dtype, None)
-    if not isinstance(chosen, torch.dtype):
-        raise ConfigError("dtype", f"{dtype!r} is not auto, float32, bfloat16 or float16")
+    chosen = choose_dtype(config, dtype)
     length = choose_length(config, max_model_len)
     layout: KVCacheLayout | None
     read: int | None = None

@@ -170,12 +170,14 @@ def load_model(
     config = replace(read_model_config(folder, given.model_impl), attention_window=given.attention_window)
     if given.enable_expert_parallel:
         config = with_parallel_experts(config)
-    config, stored = _checked(
-        config, folder, given.load_format, given.quantization, kv_cache_dtype=given.kv_cache_dtype, ranks=given.ranks
-    )
+    config, stored = check_folder(
+        config, folder, given.load_format, given.quantization, kv_cache_dtype=given.kv_cache_dtype,
+        is_shared=given.ranks is not None,
+        warns=given.ranks is None or given.ranks.publish is not None,  # of several ranks one
+    )  # fmt: skip
     length = choose_length(config, given.max_model_len)
     config = config.for_length(length)
-    chosen_dtype, chosen_device = _choose_dtype(config, given.dtype), torch.device(given.device)
+    chosen_dtype, chosen_device = choose_dtype(config, given.dtype), torch.device(given.device)
     cached_dtype = _cached_dtype(given.kv_cache_dtype, chosen_dtype, chosen_device)
     with torch.inference_mode(), explaining_out_of_memory(chosen_device):
         communicator = (
@@ -258,14 +260,15 @@ def window_request(
     return WindowRequest(reach, layout.window_bytes_per_token(dtype.itemsize), min(forward_tokens, max_model_len))
 
 
-def _checked(
+def check_folder(
     config: ModelConfig,
     folder: Path,
     load_format: LoadFormat,
     quantization: QuantizationName,
     *,
     kv_cache_dtype: KVCacheDtype,
-    ranks: Ranks | None,
+    is_shared: bool,
+    warns: bool,
 ) -> tuple[ModelConfig, dict[str, StoredTensor]]:
     """Configuration with the quantization that is set and the head that the folder stores, and its tensors if they are
     to be read here.
@@ -277,11 +280,10 @@ def _checked(
     if load_format == "synthetic" and (config.experts is not None or config.recurrent is not None):
         kind = "experts" if config.experts is not None else "recurrent layers"
         raise ModelError(f"{folder}: load_format synthetic makes no models with {kind}; dummy does")
-    warns = ranks is None or ranks.publish is not None  # of several ranks one
     if warns and is_text_part(config):
         _log.warning("%s: only text is served of %s: images and sound are refused", folder, config.architecture)
     if config.is_fallback:
-        check_fallback(config, load_format=load_format, kv_cache_dtype=kv_cache_dtype, is_shared=ranks is not None)
+        check_fallback(config, load_format=load_format, kv_cache_dtype=kv_cache_dtype, is_shared=is_shared)
     elif load_format == "safetensors":
         read = read_family_tensors(folder, config)
         config = with_stored_experts(with_stored_head(folder, config, read.tensors), read.tensors)
@@ -378,7 +380,8 @@ def choose_length(config: ModelConfig, max_model_len: int | None) -> int:
     return max_model_len
 
 
-def _choose_dtype(config: ModelConfig, dtype: torch.dtype | str) -> torch.dtype:
+def choose_dtype(config: ModelConfig, dtype: torch.dtype | str) -> torch.dtype:
+    """Type of activations: that of the weights on file for "auto"; ``ConfigError`` for one that is no float."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":

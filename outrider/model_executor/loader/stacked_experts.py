@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.errors import ModelError
+from outrider.model_executor.layers.quantization import Numbers
 
 if TYPE_CHECKING:
     from outrider.model_executor.layers.quantization import Quantization
@@ -28,18 +29,24 @@ _WIDE = ("F64", "F32", "F16", "BF16")
 def with_stored_experts(config: ModelConfig, tensors: dict[str, StoredTensor]) -> ModelConfig:
     """The configuration, its experts not quantized if the files have all of them in 16 or 32 bits: quantizers of linear
     layers pass over experts that are stacked in memory, and do not list them among the layers that are ignored. They do
-    quantize the gate of a shared expert, which publishers ignore.
+    quantize the gate of a shared expert, and older ones the router, which publishers ignore.
     """
     form, experts = config.quantization, config.experts
-    if form is None or form.is_online or experts is None or experts.names.gate_up is not None:
+    if form is None or form.is_online or experts is None or form.numbers is Numbers.MXFP4:
         return config
-    gates = {tensor.dtype for name, tensor in tensors.items() if name.endswith(f"{experts.names.shared}_gate.weight")}
-    if gates and gates.isdisjoint(_WIDE):
-        config = replace(config, experts=replace(experts, is_shared_gate_quantized=True))
+    gates = (experts.names.router, f"{experts.names.shared}_gate")
+    quantized = {gate for gate in gates if _is_quantized(f".{gate}.weight", tensors)}
+    config = replace(config, experts=replace(experts, quantized_gates=frozenset(quantized)))
     types = {tensor.dtype for name, tensor in tensors.items() if ".experts." in name}
     if not types or not types <= set(_WIDE):
         return config
     return replace(config, quantization=replace(form, ignored=(*form.ignored, r".*\.experts\.")))
+
+
+def _is_quantized(end: str, tensors: dict[str, StoredTensor]) -> bool:
+    """True if there are tensors whose names have this end, none of them of 16 or 32 bits."""
+    types = {tensor.dtype for name, tensor in tensors.items() if name.endswith(end)}
+    return bool(types) and types.isdisjoint(_WIDE)
 
 
 def unstack_experts(

@@ -180,8 +180,10 @@ class ExpertsConfig:
     """Inner features of an expert that every token meets; 0: there is none."""
     has_shared_gate: bool = True
     """True if a gate weighs the shared expert."""
-    is_shared_gate_quantized: bool = False
-    """True if that gate is a linear layer to the weights' format, as quantizers make it that do not ignore it."""
+    quantized_gates: frozenset[str] = frozenset()
+    """Names of the router and of that gate where they have the weights' format, as of quantizers that do not ignore
+    them.
+    """
     sigmoid: SigmoidRouting | None = None
     """None: the router's scores are a softmax."""
     is_parallel: bool = False

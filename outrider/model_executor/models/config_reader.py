@@ -282,6 +282,8 @@ def _convert(
         raise ModelError(
             f"quantization_config: mxfp4 is supported for experts of gpt-oss, not for {family.architecture}"
         )
+    if quantization is not None and not is_mxfp4 and traits.experts is not None and traits.experts.names.gate_up:
+        quantization = replace(quantization, ignored=(*quantization.ignored, r".*\.experts\."))  # no linear layers
     ropes = _read_ropes(fields, traits.rope_types, family)
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     for rope in ropes:
