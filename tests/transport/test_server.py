@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from functools import partial
 from typing import Any
 
@@ -143,6 +144,21 @@ async def test_a_burst_of_calls_waits_and_none_is_cancelled(serve: Serve) -> Non
         calls = [ask(generation_pb2.GetModelInfoRequest()) for _ in range(1500)]
         codes = await asyncio.gather(*(call.code() for call in calls))
     assert set(codes) == {grpc.StatusCode.OK}
+
+
+@pytest.mark.slow
+async def test_calls_wait_for_an_event_loop_that_is_busy_for_long(serve: Serve) -> None:
+    """gRPC cancels calls that wait for 30 s."""
+    server = await serve("generation", ScriptedGenerator())
+    with grpc.insecure_channel(server.address) as channel:
+        grpc.channel_ready_future(channel).result(timeout=20)
+        ask = GenerationServiceStub(channel).GetModelInfo
+        calls = [ask.future(generation_pb2.GetModelInfoRequest()) for _ in range(20)]
+        time.sleep(33)  # in the event loop
+        async with asyncio.timeout(60):
+            while not all(call.done() for call in calls):
+                await asyncio.sleep(0.01)
+        assert {call.code() for call in calls} == {grpc.StatusCode.OK}
 
 
 async def test_one_host_cannot_take_all_calls_and_is_told_its_health(
