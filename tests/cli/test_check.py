@@ -116,7 +116,7 @@ def spoil(folder: Path, name: str) -> None:
 def test_files_beside_the_configuration_are_checked_as_the_loader_does(
     spoilt: str | None, said: str, tmp_path: Path
 ) -> None:
-    """Also of a model whose router is FP8, which the files alone say."""
+    """Files of a model whose router is FP8, which they alone say."""
     form = replace(FORMATS["channel"], has_router=True)
     folder = quantize_folder(cached_tiny_model("qwen3_moe"), tmp_path / "fp8", form)
     if spoilt is not None:
