@@ -158,6 +158,14 @@ def test_messages_of_openai_are_made_into_what_templates_expect() -> None:
     assert renderer(source).render(ChatPrompt(tuple(wire), add_generation_prompt=False)) == reference(source, plain)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tool_needs_no_description(family: str) -> None:
+    source = (TEMPLATES / f"{family}.jinja").read_text()
+    bare = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+    prompt = renderer(source).render(ChatPrompt(tuple(TURN), tools=(WEATHER, bare)))
+    assert ("now" in prompt) == ("weather" in prompt)
+
+
 @pytest.mark.parametrize("call", [{"content": None}, {}], ids=["null", "absent"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_call_of_a_tool_needs_no_content(family: str, call: dict[str, Any]) -> None:

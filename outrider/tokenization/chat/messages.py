@@ -8,6 +8,7 @@ with other text. Parts that are not text are refused.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -20,6 +21,7 @@ from outrider.tokenization.chat.sandbox import parse_template
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Two names of the same field; templates use either."""
+_JOINED_DESCRIPTION = re.compile(r"\+\s*(tool|function)(\.function)?\.description\b")
 _FORM_TESTS = ("string", "mapping")
 _TEXT_FILTERS = ("string", "trim", "safe", "e", "escape", "replace", "indent")
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -39,6 +41,13 @@ def prepare_messages(messages: Sequence[Mapping[str, Any]], template: str) -> li
     ]
     prepared = [{**message, "content": message.get("content", no_content)} for message in found]
     return prepared if "developer" in template else list(map(_without_developer, prepared))
+
+
+def prepare_tools(tools: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
+    """Tools in the form of the template: gpt-oss's joins descriptions with text, which tools may lack."""
+    if _JOINED_DESCRIPTION.search(template) is None:
+        return list(tools)
+    return list(map(_described, tools))
 
 
 @lru_cache(maxsize=64)
@@ -142,6 +151,11 @@ def _text_part(field: str, part: object) -> dict[str, Any]:
     if kind not in _TEXT_PARTS or not isinstance(text, str):
         raise InvalidRequestError(field, f"must be a part of type text with its text, not {kind!r}: only text is read")
     return {"type": "text", "text": text}
+
+
+def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    given = tool.get("function")
+    return {**tool, "function": {"description": "", **given}} if isinstance(given, Mapping) else tool
 
 
 def _tool_call(call: object, form: Callable[[object], object]) -> object:

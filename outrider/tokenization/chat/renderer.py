@@ -10,7 +10,7 @@ import jinja2
 from outrider.chat import ChatPrompt, check_chat, plain
 from outrider.errors import InvalidRequestError
 from outrider.limits import PROMPT_CHARACTERS
-from outrider.tokenization.chat.messages import prepare_messages
+from outrider.tokenization.chat.messages import prepare_messages, prepare_tools
 from outrider.tokenization.chat.sandbox import compile_template
 from outrider.tokenization.chat.templates import ChatTemplates
 
@@ -76,7 +76,7 @@ class ChatRenderer:
                 {
                     **variables,
                     "messages": plain(messages),
-                    "tools": plain(chat.tools) if chat.tools else None,
+                    "tools": plain(prepare_tools(chat.tools, template)) if chat.tools else None,
                     "documents": None if chat.documents is None else plain(chat.documents),
                     "add_generation_prompt": chat.add_generation_prompt,
                 }
