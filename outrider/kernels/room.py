@@ -1,6 +1,6 @@
 """Room behind the rows of an activation, so that a product may read whole tiles of them.
 
-TMA takes longer for a tile that ends beyond its matrix than for one with rows that nobody needs, and some of the
+TMA takes longer for a tile that ends beyond its matrix than for one with rows that are not needed, and some of the
 library's kernels are faster for more rows. What is computed of such rows is never stored, or never read.
 """
 

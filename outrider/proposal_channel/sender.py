@@ -71,7 +71,7 @@ class ProposalSender:
             ).start()
 
     def admit(self, connected: socket.socket) -> None:
-        """Close it: nobody connects to a draft."""
+        """Close it: no peer connects to a draft."""
         connected.close()
 
     def send(self, link_id: int, batch: EventBatch[Any]) -> EventBatch[Any]:

@@ -100,8 +100,8 @@ class Request(Generic[ItemT, JobT, EventT]):
 
     @property
     def is_text_alone(self) -> bool:
-        """True if it is a draft prefill without a proposal. No step waits for that, so nobody knows when its session
-        comes back; but for long prompts under fixed lengths on the target's device, where it does at once.
+        """True if it is a draft prefill without a proposal. No step waits for that, so it is not known when its
+        session comes back; but for long prompts under fixed lengths on the target's device, where it does at once.
         """
         return isinstance(self.item, Extend) and not self.item.draft_length
 

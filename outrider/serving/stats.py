@@ -77,8 +77,8 @@ class ServiceStats:
         """Steps computed before they were asked for, by whether they were."""
         self.refused: Counter[str] = Counter({NO_ROOM: 0, ENDING: 0})
         self.failed: Counter[str] = Counter(dict.fromkeys(USUAL_FAILURES, 0))
-        """Sessions that failed, by the error's name; the usual ones from the start: nobody sees a series rise that
-        begins with its first failure."""
+        """Sessions that failed, by the error's name; the usual ones from the start: a series that begins with its
+        first failure does not show as a rise."""
 
     def note_forward(self, found: ForwardRecord, waits_ns: Sequence[int]) -> None:
         """A forward has ended; ``waits_ns`` are how long the items waited that it served for the first time."""

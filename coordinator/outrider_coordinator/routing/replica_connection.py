@@ -99,7 +99,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         self._task: asyncio.Task[None] | None = None
         self._closing: asyncio.Future[None] | None = None
         self._tried = asyncio.get_running_loop().create_future()
-        # An error that nobody awaits would be logged.
+        # An error that is not awaited would be logged.
         self._tried.add_done_callback(lambda tried: tried.cancelled() or tried.exception())
 
     @property

@@ -24,7 +24,7 @@ _DRAFT_NOT_OPEN = 3 << col.DRAFT_READINESS | col.IS_LATE
 
 
 def waits_for_claimed(rows: Ints, num_drafts: Column) -> Bools:  # [B, C], [B] -> [B]
-    """Rows that wait for the scores of so many draft tokens, are usual, and go on if their target does."""
+    """Rows that wait for the scores of that many draft tokens, are usual, and go on if their target does."""
     found: Bools = rows[:, col.FLAGS] & (UNUSUAL | UNCLAIMED | _DRAFT_NOT_OPEN) == 0
     found &= rows[:, col.STATUS] == SCORING
     found &= rows[:, col.LENGTH] - rows[:, col.TARGET_HELD] == 1

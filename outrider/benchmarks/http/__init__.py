@@ -1,1 +1,1 @@
-"""OpenAI-compatible servers over HTTP, whoever made them, with one client: streamed completions, timed by its clock."""
+"""OpenAI-compatible servers of any make over HTTP, with one client: streamed completions, timed by its clock."""

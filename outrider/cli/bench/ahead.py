@@ -78,7 +78,7 @@ def ahead(target: Target = None, *, pair: PairFlags, drawn: TimelineFlags, verbo
 
 
 async def _ask(client: AsyncClient, drawn: TimelineFlags) -> dict[str, str]:
-    """Ids of the traces by arm, each of a request after others that nobody sees."""
+    """Ids of the traces by arm, each of a request after some that are not traced."""
     ids = {}
     for name, options in _ARMS.items():
         for number in range(_WARM_UPS + 1):

@@ -28,7 +28,7 @@ class GatewayPlan:
     url: str = ""
     """URL for clients of OpenAI's API; empty without a gateway."""
     note: str = ""
-    """Reason why there is no gateway, if nobody turned it off."""
+    """Reason why there is no gateway, unless it was turned off."""
 
 
 def plan_gateway(settings: Settings, *, explicit: Collection[Place]) -> GatewayPlan:

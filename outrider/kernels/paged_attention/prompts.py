@@ -137,7 +137,7 @@ class _Pages:
         by_page = kv.view(-1, page_size * kv[0].numel())
         pages = self.plan.rows.pages[first : first + num_pages]
         torch.index_select(by_page, 0, pages, out=found[: num_pages * page_size].view(num_pages, -1))
-        found[present:].zero_()  # what nobody wrote may be no number, which a mask does not hide
+        found[present:].zero_()  # what was not written may be no number, which a mask does not hide
         return found[:size]
 
 

@@ -76,7 +76,7 @@ class Found(enum.IntEnum):
     """The words in which kernels answer."""
 
     STATUS = 0
-    """1 where a logit is not finite, 2 where the cuts need whoever sorts the row, 3 where both."""
+    """1 where a logit is not finite, 2 where the cuts need the row sorted, 3 where both."""
     LARGEST = 1
     """Largest logit before it is divided by the temperature."""
     ARGMAX = 2

@@ -213,7 +213,7 @@ class FallbackSizes:
 
 
 class _FirstRank(SingleRank):
-    """The first of several ranks, whose sums nobody reads."""
+    """The first of several ranks, whose sums are not read."""
 
     def __init__(self, num_ranks: int) -> None:
         self.shard = Shard(0, num_ranks)

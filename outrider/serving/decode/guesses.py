@@ -1,6 +1,6 @@
 """Guessed steps: proposals under rejection that a draft begins before the verdict on the one before them.
 
-A coordinator draws the coins there, so nobody knows the verdict before it. The draft goes on as if all of its proposal
+A coordinator draws the coins there, so the verdict is not known before. The draft goes on as if all of its proposal
 were accepted. It guesses the bonus token by the noise with which the target draws it, and draws from there what an
 ``Extend`` after that token would ask for, from the same random numbers. The next ``Extend`` claims it if it names that
 token, and is served as if nothing had been begun otherwise. Sessions of one message claim together or not at all: those

@@ -72,7 +72,7 @@ class NoChannels:
         tell: Callable[[ChannelEvent | SessionLost], None],
         submit: Callable[[Any], None],
     ) -> None:
-        """Say so. Nobody is told to score ahead who has no channel."""
+        """Refuse it. A service without a channel is not told to score ahead."""
         if isinstance(command, RequestChannel | OfferChannel):
             tell(ChannelState(command.connection, is_open=False, reason="the service has no proposal channel"))
 
