@@ -206,7 +206,8 @@ async def test_verdicts_that_go_wrong_change_no_token(
 
 
 @RULES
-async def test_ends_of_requests_are_where_the_target_alone_ends(rule: dict[str, Any]) -> None:
+@MODES
+async def test_ends_of_requests_are_where_the_target_alone_ends(draft_ahead: str, rule: dict[str, Any]) -> None:
     """Stop texts, stop tokens, several choices, few tokens: what was begun beyond them goes with the session."""
     plain = (await expected_of(rule))[0]
     async with run_stack(TARGET, None, wire=True) as stack:
@@ -216,12 +217,13 @@ async def test_ends_of_requests_are_where_the_target_alone_ends(rule: dict[str, 
             {"max_tokens": 6},
             {"min_tokens": 12, "stop_token_ids": [plain.token_ids[3]]},
             {"presence_penalty": 0.6},
+            {"frequency_penalty": 0.9, "repetition_penalty": 1.3},
             {"logit_bias": {plain.token_ids[2]: -5.0}},
         ]
         base = {key: value for key, value in requests(rule)[0].items() if key not in ("ignore_eos", "max_tokens")}
         asked = [{**base, "max_tokens": 40, **end} for end in ends]
         expected = [await stack.generate(**request) for request in asked]
-    async with run_stack(TARGET, TARGET, wire=True, **PATIENT) as stack:
+    async with run_stack(TARGET, TARGET, wire=True, draft_ahead=draft_ahead, **PATIENT) as stack:
         await introduced(stack)
         check_same([await stack.generate(**request) for request in asked], expected)
         check_same(list(await asyncio.gather(*[stack.generate(**request) for request in asked])), expected)
