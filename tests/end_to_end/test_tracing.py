@@ -99,6 +99,18 @@ def number(span: Span, name: str) -> int:
     return value
 
 
+def test_grammars_are_seen(traced: Command, receiver: OtlpReceiver) -> None:
+    asked = {name: value for name, value in ASK.items() if name != "ignore_eos"}
+    with Client(traced.address()) as client:
+        result = client.generate(**asked, regex="[a-z]{3,9}", trace_parent=CALLER.replace("0af", "2af"))
+    spans = collect(receiver, result.trace_id)
+    (compiled,) = named(spans, names.COMPILE_GRAMMAR)
+    assert compiled.parent_id == request_of(spans).span_id
+    by_id = {span.span_id: span for span in spans}
+    above = {by_id[span.parent_id].name for span in named(spans, names.MASK) if span.parent_id in by_id}
+    assert names.SCORE_ITEM in above
+
+
 def test_one_trace_of_three_processes_with_the_right_parents(traced: Command, receiver: OtlpReceiver) -> None:
     with Client(traced.address()) as client:
         result = client.generate(**ASK, trace_parent=CALLER)
