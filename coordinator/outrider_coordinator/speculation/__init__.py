@@ -2,9 +2,8 @@
 
 from outrider_coordinator.speculation.controller import LONGEST_PROMPT_AT_ONCE, DraftLengthController
 from outrider_coordinator.speculation.draft_prefill import LONGEST_INLINE_FEED
-from outrider_coordinator.speculation.mode import Mode
 from outrider_coordinator.speculation.policy import DraftLengthPolicy
-from outrider_coordinator.speculation.session_state import ControlledSession
+from outrider_coordinator.speculation.sessions import ControlledSession, Mode
 
 __all__ = [
     "LONGEST_INLINE_FEED",

@@ -1,15 +1,56 @@
-"""Comparison of both modes of a target's sessions, with the text that a switch would have drafts take in."""
+"""Comparison of both modes of a target's sessions, and the switch between them.
+
+A switch costs time: drafts take in the text that they lack, and a target computes ahead only after a few plain steps.
+The mode changes once the time lost in it, compared with the other, exceeds the price of the switch (ski rental: at most
+twice the loss of a controller that knows the future).
+"""
 
 from __future__ import annotations
 
 from outrider_coordinator.speculation.expectation import Expectation
-from outrider_coordinator.speculation.mode import Mode, ModeSwitch
-from outrider_coordinator.speculation.population import Population
+from outrider_coordinator.speculation.sessions import Mode, Population
 
+SWITCH_ROUNDS = 6.0
+"""Price of a switch in plain rounds, without any text."""
 _APART_RATIO = 0.85
 """Factor to the rate of the mode that other coordinators' sessions are not in: they wait for each other."""
 _MAX_TRIAL_TEXT_SHARE = 0.05
 """Share of the time left that the text of drafts may take for a trial of speculation."""
+
+
+class ModeSwitch:
+    """The current mode, and the time lost in it compared with the other."""
+
+    def __init__(self) -> None:
+        self.mode = Mode.PLAIN
+        self.num_switches = 0
+        self._lost_s = 0.0
+        self._observed_s: float | None = None
+
+    def is_worth(self, gain: float, text_s: float, plain_s: float, left_s: float) -> bool:
+        """True if the other mode's gain over ``left_s`` seconds, an estimate, pays for a switch now."""
+        return gain > 0.0 and left_s * (1.0 - 1.0 / (1.0 + gain)) > text_s + SWITCH_ROUNDS * plain_s
+
+    def observe(self, now: float, gain: float, text_s: float, plain_s: float) -> bool:
+        """True if the time lost so far pays for a switch. ``gain``: of the other mode's rate over the current one's;
+        ``text_s``: seconds of the text that drafts lack; ``plain_s``: of a plain round.
+        """
+        interval_s = 0.0 if self._observed_s is None else now - self._observed_s
+        self._observed_s = now
+        self._lost_s = max(0.0, self._lost_s + interval_s * gain)
+        return gain > 0.0 and self._lost_s > text_s + SWITCH_ROUNDS * plain_s
+
+    def take(self, mode: Mode) -> bool:
+        """Set the mode; returns whether it changes."""
+        if mode is self.mode:
+            return False
+        self.mode, self._lost_s = mode, 0.0
+        self.num_switches += 1
+        return True
+
+    def pause(self, now: float) -> None:
+        """Time until ``now`` does not count: prompts are computed, and no mode is in effect."""
+        self._observed_s = now
 
 
 class Comparison:

@@ -10,15 +10,12 @@ from collections.abc import Iterable, Sequence
 
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider_coordinator.speculation.acceptance import Acceptance
-from outrider_coordinator.speculation.comparison import Comparison
+from outrider_coordinator.speculation.comparison import Comparison, ModeSwitch
 from outrider_coordinator.speculation.draft_prefill import DraftPrefill
-from outrider_coordinator.speculation.expectation import Expectation
-from outrider_coordinator.speculation.goodput import Choice
-from outrider_coordinator.speculation.mode import Mode, ModeSwitch
-from outrider_coordinator.speculation.population import Population
+from outrider_coordinator.speculation.expectation import Choice, Expectation
 from outrider_coordinator.speculation.probe import Probe
 from outrider_coordinator.speculation.rounds import Round, RoundLearner
-from outrider_coordinator.speculation.session_state import ControlledSession, SessionVerdict
+from outrider_coordinator.speculation.sessions import ControlledSession, Mode, Population, SessionVerdict
 from outrider_coordinator.speculation.step_costs import StepCosts, bucket_of
 
 _MAX_INTERVAL_S = 0.25

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from outrider_coordinator.speculation.session_state import ControlledSession
+from outrider_coordinator.speculation.sessions import ControlledSession
 
 LONGEST_INLINE_FEED = 16
 """Committed tokens that a draft may lack when it is asked for a proposal; what is longer is computed beforehand."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outrider_coordinator.speculation.controller import DraftLengthController
-from outrider_coordinator.speculation.mode import Mode
+from outrider_coordinator.speculation.sessions import Mode
 
 if TYPE_CHECKING:
     from outrider_coordinator.speculation.policy import DraftLengthPolicy

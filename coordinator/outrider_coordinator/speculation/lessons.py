@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
 from outrider_coordinator.speculation.controller import DraftLengthController
-from outrider_coordinator.speculation.session_state import ControlledSession, SessionVerdict
+from outrider_coordinator.speculation.sessions import ControlledSession, SessionVerdict
 
 
 class Lessons:

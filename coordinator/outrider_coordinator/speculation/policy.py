@@ -19,7 +19,7 @@ from outrider_coordinator.speculation.controller import DraftLengthController
 from outrider_coordinator.speculation.explanation import log_fields, reason_of
 from outrider_coordinator.speculation.lessons import Lessons, note_proposals
 from outrider_coordinator.speculation.order import Order
-from outrider_coordinator.speculation.session_state import ControlledSession
+from outrider_coordinator.speculation.sessions import ControlledSession
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 _log = logging.getLogger(__name__)

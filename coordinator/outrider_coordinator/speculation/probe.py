@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from outrider_coordinator.speculation.mode import SWITCH_ROUNDS
-from outrider_coordinator.speculation.session_state import ControlledSession
+from outrider_coordinator.speculation.comparison import SWITCH_ROUNDS
+from outrider_coordinator.speculation.sessions import ControlledSession
 
 _MAX_TIME_SHARE = 0.01
 """Share of the time that probes may take."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider_coordinator.speculation.mode import Mode
+from outrider_coordinator.speculation.sessions import Mode
 from outrider_coordinator.speculation.step_costs import Average, StepCosts
 
 _NUM_COLD_ROUNDS = 12

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from outrider_coordinator.speculation.acceptance import PRIOR, Acceptance
-from outrider_coordinator.speculation.goodput import RoundSeconds, best_choice
+from outrider_coordinator.speculation.expectation import RoundSeconds, best_choice
 
 
 def linear(per_token: float, per_step: float, fixed: float) -> RoundSeconds:

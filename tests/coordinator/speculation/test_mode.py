@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider_coordinator.speculation import ControlledSession, Mode
-from outrider_coordinator.speculation.mode import ModeSwitch
+from outrider_coordinator.speculation.comparison import ModeSwitch
 from outrider_coordinator.speculation.probe import Probe
 
 PLAIN_S = 0.005

@@ -14,7 +14,7 @@ from outrider.types import StepCost
 from outrider_coordinator.requests.session_driver import call_after_commands
 from outrider_coordinator.speculation import DraftLengthPolicy, order
 from outrider_coordinator.speculation.explanation import reason_of
-from outrider_coordinator.speculation.mode import Mode
+from outrider_coordinator.speculation.sessions import Mode
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 

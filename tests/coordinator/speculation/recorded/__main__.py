@@ -16,7 +16,7 @@ from typing import Any
 
 from outrider.demo import DRAFT, TARGET
 from outrider_coordinator.speculation import ControlledSession, DraftLengthController
-from outrider_coordinator.speculation.session_state import SessionVerdict
+from outrider_coordinator.speculation.sessions import SessionVerdict
 from tests.support.stack import Stack, run_stack
 
 EVENTS = ("enter", "leave", "begin", "end", "note_draft")
