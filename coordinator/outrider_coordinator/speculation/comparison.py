@@ -14,8 +14,6 @@ SWITCH_ROUNDS = 6.0
 """Price of a switch in plain rounds, without any text."""
 _APART_RATIO = 0.85
 """Factor to the rate of the mode that other coordinators' sessions are not in: they wait for each other."""
-_MAX_TRIAL_TEXT_SHARE = 0.05
-"""Share of the time left that the text of drafts may take for a trial of speculation."""
 
 
 class ModeSwitch:
@@ -71,7 +69,7 @@ class Comparison:
         plain_s, lacked_s = expected.plain_round_s, self.text_seconds(self._population.lag)
         is_untouched = is_fresh and not any(session.has_ever_drafted for session in drafting)
         left_s = expected.left_s(drafting, now, is_speculating=self._is_speculating)
-        rates = self._rates(now, may_try=lacked_s <= _MAX_TRIAL_TEXT_SHARE * left_s, is_untouched=is_untouched)
+        rates = self._rates(now)
         if is_untouched:  # going on with speculation has the price of the text too
             rates[Mode.SPECULATIVE] /= 1.0 + lacked_s / max(left_s, plain_s)
             return rates[mode.other] > rates[mode]
@@ -81,13 +79,12 @@ class Comparison:
             return self._is_speculating or left_s * gain > text_s
         return self._switch.is_worth(gain, text_s, plain_s, left_s)
 
-    def _rates(self, now: float, *, may_try: bool, is_untouched: bool) -> dict[Mode, float]:
-        """Expected rates of both modes beside what other coordinators do; optimistic where speculation may be tried."""
+    def _rates(self, now: float) -> dict[Mode, float]:
+        """Expected rates of both modes beside what other coordinators do; optimistic where little was measured."""
         expected = self._expected
-        rates = dict(expected.rates)
-        if may_try or (self._is_speculating and not is_untouched):
-            plain_for_s = 0.0 if self._is_speculating else now - self.speculated_s
-            rates[Mode.SPECULATIVE] = expected.optimistic_rate(len(self._population), plain_for_s)
+        plain_for_s = 0.0 if self._is_speculating else now - self.speculated_s
+        speculative = expected.optimistic_rate(len(self._population), plain_for_s)
+        rates = expected.rates | {Mode.SPECULATIVE: speculative}
         if expected.mode_apart is not None:
             rates[expected.mode_apart] *= _APART_RATIO
         return rates
