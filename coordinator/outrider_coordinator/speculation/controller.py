@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider_coordinator.speculation.acceptance import Acceptance
-from outrider_coordinator.speculation.comparison import Comparison, ModeSwitch
+from outrider_coordinator.speculation.comparison import Comparison
 from outrider_coordinator.speculation.draft_prefill import DraftPrefill
 from outrider_coordinator.speculation.expectation import Choice, Expectation
 from outrider_coordinator.speculation.probe import Probe
@@ -32,11 +32,11 @@ class DraftLengthController:
 
     def __init__(self, max_length: int, costs: StepCosts | None = None) -> None:
         self.costs = costs or StepCosts()
-        self._acceptance, self._probe, self._switch = Acceptance(max_length), Probe(), ModeSwitch()
+        self._acceptance, self._probe = Acceptance(max_length), Probe()
         self._rounds, self._draft_prefill = RoundLearner(self.costs), DraftPrefill()
         self.sessions = Population()
         self.expectation = Expectation(self.costs, self._acceptance, self._rounds)
-        self._comparison = Comparison(self.sessions, self.expectation, self._switch)
+        self._comparison = Comparison(self.sessions, self.expectation)
         self._rounds_since_choice = self._num_at_choice = 0
         self._chosen_mode = Mode.PLAIN
         """Mode after the last choice between messages."""
@@ -51,7 +51,7 @@ class DraftLengthController:
     @property
     def mode(self) -> Mode:
         """Mode of the sessions, probes aside."""
-        return self._switch.mode
+        return self._comparison.mode
 
     @property
     def is_speculating(self) -> bool:
@@ -61,7 +61,7 @@ class DraftLengthController:
     @property
     def num_switches(self) -> int:
         """Number of changes of the mode."""
-        return self._switch.num_switches
+        return self._comparison.num_switches
 
     @property
     def num_probes(self) -> int:
@@ -224,7 +224,6 @@ class DraftLengthController:
     def _end_prompts(self) -> None:
         """Rounds beside prompts, and those that end with them, are not timed."""
         if self.sessions.has_prompts or self._has_prompt_ended:
-            self._switch.pause(self._busy_s)
             self.sessions.interrupt()
         self._has_prompt_ended = False
 
@@ -284,7 +283,7 @@ class DraftLengthController:
 
     def _take(self, mode: Mode, choice: Choice | None) -> None:
         """Set the mode, and the lengths."""
-        if self._switch.take(mode):
+        if self._comparison.take(mode):
             self._probe.end(self._busy_s)
             self._comparison.speculated_s = self._busy_s
         if mode is Mode.SPECULATIVE and choice is not None:

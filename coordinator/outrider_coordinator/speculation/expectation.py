@@ -124,8 +124,8 @@ class Expectation:
         return Mode.PLAIN if do_draft else Mode.SPECULATIVE
 
     def left_s(self, sessions: Collection[ControlledSession], busy_s: float, *, is_speculating: bool) -> float:
-        """Time for which the sessions will be served: as requests take usually; before any has ended, as long again
-        as so far.
+        """Time for which the sessions will be served: as requests take usually; where they have taken longer, or none
+        has ended, as long again as so far.
         """
         left_s = self.plain_round_s * sum(session.num_left for session in sessions) / max(len(sessions), 1)
         served = [busy_s - session.began_s for session in sessions if session.began_s is not None]
@@ -133,7 +133,8 @@ class Expectation:
             return left_s
         served_s = sum(served) / len(served)
         if self.request_s.num_samples:
-            return min(left_s, max(self.request_s.value - served_s, 0.0))
+            usual_s = self.request_s.value - served_s
+            return min(left_s, usual_s if usual_s > 0.0 else served_s)
         return min(left_s, served_s if served_s and not is_speculating else _DEFAULT_REQUEST_S)
 
     def text_seconds(self, num_tokens: float, *, reads_states: bool) -> float:

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from outrider_coordinator.speculation.acceptance import PRIOR, Acceptance
-from outrider_coordinator.speculation.expectation import RoundSeconds, best_choice
+from outrider_coordinator.speculation.expectation import Expectation, RoundSeconds, best_choice
+from outrider_coordinator.speculation.rounds import RoundLearner
+from outrider_coordinator.speculation.sessions import ControlledSession
+from outrider_coordinator.speculation.step_costs import StepCosts
 
 
 def linear(per_token: float, per_step: float, fixed: float) -> RoundSeconds:
@@ -57,3 +60,16 @@ def test_tokens_past_a_sessions_limit_are_not_counted() -> None:
 
 def test_nothing_is_chosen_where_no_session_may_draft() -> None:
     assert best_choice(np.full(8, 0.9), [0, 0], linear(0.0, 0.0, 1.0)) is None
+
+
+def test_requests_that_take_longer_than_usual_are_expected_to_take_as_long_again() -> None:
+    """Otherwise nothing would pay for a change of the mode any more."""
+    costs = StepCosts()
+    expected = Expectation(costs, Acceptance(4), RoundLearner(costs))
+    session = ControlledSession(4)
+    session.began_s = 0.0
+    expected.estimate([session], 0.0)
+    assert expected.left_s([session], 5.0, is_speculating=False) == pytest.approx(5.0)  # none has ended
+    expected.request_s.note(2.0)
+    found = [expected.left_s([session], now, is_speculating=False) for now in (0.5, 5.0)]
+    assert found == pytest.approx([1.5, 5.0])

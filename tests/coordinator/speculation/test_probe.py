@@ -1,40 +1,11 @@
-"""Switch of the mode, and acceptance probes."""
+"""Acceptance probes."""
 
 from __future__ import annotations
 
-from outrider_coordinator.speculation import ControlledSession, Mode
-from outrider_coordinator.speculation.comparison import ModeSwitch
+from outrider_coordinator.speculation import ControlledSession
 from outrider_coordinator.speculation.probe import Probe
 
 PLAIN_S = 0.005
-
-
-def rounds_until_switch(gain: float, text_s: float = 0.0) -> int:
-    """Rounds in which the other mode gains so much before the mode changes; 1,000: it does not."""
-    switch = ModeSwitch()
-    for count in range(1000):
-        if switch.observe(count * PLAIN_S, gain, text_s, PLAIN_S):
-            return count
-    return 1000
-
-
-def test_a_mode_changes_the_sooner_the_more_is_lost() -> None:
-    assert rounds_until_switch(1.0) < rounds_until_switch(0.5) < rounds_until_switch(0.1) < 1000
-    assert rounds_until_switch(0.0) == rounds_until_switch(-0.1) == 1000
-    assert rounds_until_switch(0.5, text_s=0.5) > 10 * rounds_until_switch(0.5)
-
-
-def test_time_in_which_no_mode_is_in_effect_does_not_count() -> None:
-    switch = ModeSwitch()
-    switch.observe(0.0, 0.5, 0.0, PLAIN_S)
-    switch.pause(10.0)
-    assert not switch.observe(10.0 + PLAIN_S, 0.5, 0.0, PLAIN_S)
-
-
-def test_only_changes_of_the_mode_are_counted() -> None:
-    switch = ModeSwitch()
-    assert [switch.take(mode) for mode in (Mode.PLAIN, Mode.SPECULATIVE, Mode.SPECULATIVE)] == [False, True, False]
-    assert switch.num_switches == 1
 
 
 def sessions_of(count: int, *, num_left: int = 100) -> list[ControlledSession]:
