@@ -213,7 +213,11 @@ class DraftLengthController:
         context = self.sessions.context
         self._rounds.note_forward(rows, tokens, context, seconds, other_rows=other_rows, other_drafts=other_drafts)
         has_speculated = self._rounds.note_round(
-            context, is_disturbed=self._is_disturbed, other_rows=other_rows, others_draft=other_drafts > 0
+            context,
+            is_speculating=self.is_speculating,
+            is_disturbed=self._is_disturbed,
+            other_rows=other_rows,
+            others_draft=other_drafts > 0,
         )
         if has_speculated:
             self._comparison.speculated_s = self._busy_s

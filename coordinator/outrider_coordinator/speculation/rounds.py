@@ -9,8 +9,6 @@ from outrider_coordinator.speculation.step_costs import Average, StepCosts
 
 _NUM_COLD_ROUNDS = 12
 """First rounds of each mode that are not timed: a process's first forwards take several times as long."""
-_MIN_DRAFTING_SHARE = 0.8
-"""Share of the sessions in a message that draft, from which on its round is one of speculation by all."""
 
 
 @dataclass(slots=True)
@@ -69,10 +67,13 @@ class RoundLearner:
         if rows < tokens <= rows * (1 + self.current.longest) and seconds > 0.0 and not self._is_cold:
             self._costs.note_scoring(rows, tokens / rows, context, seconds)
 
-    def note_round(self, context: float, *, is_disturbed: bool, other_rows: int, others_draft: bool) -> bool:
-        """Learn from the duration of the current round; returns whether it was one of speculation by all.
+    def note_round(
+        self, context: float, *, is_speculating: bool, is_disturbed: bool, other_rows: int, others_draft: bool
+    ) -> bool:
+        """Learn from the duration of the current round; returns whether it was one of speculation.
 
-        Nothing is learned of rounds with prompts or drafts' text, nor of plain ones beside other coordinators' drafts.
+        Nothing is learned of rounds with prompts or drafts' text, of plain ones beside other coordinators' drafts, nor
+        of probes. Sessions whose grammar forces text draft nothing meanwhile, and count in the mean of what was drafted.
         """
         found, drafts = self.current, self.current.num_drafting > 0
         had_drafts, self._had_drafts = self._had_drafts, drafts
@@ -84,7 +85,7 @@ class RoundLearner:
         rows = found.num_rows + other_rows
         if not (drafts or had_drafts):
             self._costs.note_plain_round(rows, context, found.seconds)
-        elif had_drafts and found.num_drafting >= _MIN_DRAFTING_SHARE * found.num_rows:
+        elif is_speculating and drafts and had_drafts:
             drafted = found.num_drafted / found.num_rows
             self._costs.note_speculative_round(rows, drafted, found.longest, context, found.seconds)
             return True
