@@ -54,8 +54,7 @@ class Comparison:
     def _rates(self, now: float) -> dict[Mode, float]:
         """Expected rates of both modes beside what other coordinators do; optimistic where little was measured."""
         expected = self._expected
-        plain_for_s = 0.0 if self._is_speculating else now - self.speculated_s
-        speculative = expected.optimistic_rate(len(self._population), plain_for_s)
+        speculative = expected.optimistic_rate(len(self._population), now - self.speculated_s)
         rates = expected.rates | {Mode.SPECULATIVE: speculative}
         if expected.mode_apart is not None:
             rates[expected.mode_apart] *= _APART_RATIO

@@ -289,7 +289,6 @@ class DraftLengthController:
         """Set the mode, and the lengths."""
         if self._comparison.take(mode):
             self._probe.end(self._busy_s)
-            self._comparison.speculated_s = self._busy_s
         if mode is Mode.SPECULATIVE and choice is not None:
             self.sessions.set_length(min(choice.length, self._longest_ahead))
         elif not self._probe.sessions:

@@ -20,7 +20,7 @@ from outrider_coordinator.speculation.sessions import ControlledSession, Mode
 from outrider_coordinator.speculation.step_costs import Average, StepCosts
 
 _RENEWAL_S = 30.0
-"""Seconds of plain decoding after which the optimism bonus is whole again, as if speculation were not measured."""
+"""Seconds without a timed round of speculation after which the optimism bonus is whole again."""
 _MAX_OPTIMISM = 0.15
 """Share by which speculation may be faster than expected where it was hardly measured with as many sessions."""
 _NUM_ROUNDS_WITHOUT_OPTIMISM = 24
@@ -104,16 +104,16 @@ class Expectation:
             self.rates[Mode.SPECULATIVE] = choice.rate / (1.0 + _TAIL_A_DOUBLING * math.log2(rows))
         return choice
 
-    def optimistic_rate(self, num_sessions: int, plain_for_s: float) -> float:
+    def optimistic_rate(self, num_sessions: int, since_s: float) -> float:
         """Rate of speculation, with a bonus where it was hardly measured: trying it corrects a wrong profile.
 
-        ``plain_for_s``: seconds of plain decoding so far.
+        ``since_s``: seconds since a round of it was timed.
         """
         if self._acceptance.num_judged < PRIOR_TOKENS:  # hardly anything is known of the acceptance either
             return self.rates[Mode.SPECULATIVE]
         num_rounds = self._costs.num_speculative_rounds(self.num_rows(num_sessions))
         unknown = max(0.0, 1.0 - num_rounds / _NUM_ROUNDS_WITHOUT_OPTIMISM)
-        return self.rates[Mode.SPECULATIVE] * (1.0 + _MAX_OPTIMISM * min(max(unknown, plain_for_s / _RENEWAL_S), 1.0))
+        return self.rates[Mode.SPECULATIVE] * (1.0 + _MAX_OPTIMISM * min(max(unknown, since_s / _RENEWAL_S), 1.0))
 
     @property
     def mode_apart(self) -> Mode | None:

@@ -5,9 +5,11 @@ The controller knows the pair by a profile that is wrong by 10 to 15%, in one of
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
-from outrider_coordinator.speculation import DraftLengthController
+from outrider_coordinator.speculation import ControlledSession, DraftLengthController
 from tests.coordinator.speculation.measured_pairs import (
     MeasuredH100,
     MeasuredH100OfQuickCoordinator,
@@ -22,6 +24,7 @@ from tests.coordinator.speculation.simulated_load import (
     Bursts,
     BurstsInTwoGroups,
     BusyCoordinator,
+    Controlled,
     FewAreCheap,
     Load,
     SlowLinks,
@@ -139,3 +142,43 @@ def test_services_that_measured_nothing_are_learned_from_traffic(is_known: bool)
     )
     plain = Bursts(Load(pair, lambda now, number: 0.85, seed=2), max_length=0)
     assert plain.burst(8) / [users.burst(8) for _ in range(3)][-1] > 1.4
+
+
+class HalfForced(DraftLengthController):
+    """A third of the sessions, each time others, has text that its grammar forces, and drafts nothing."""
+
+    num_asked = 0
+
+    def length(self, session: ControlledSession) -> int:
+        self.num_asked += 1
+        return super().length(session) if self.num_asked % 3 else 0
+
+
+def test_rounds_are_timed_in_which_grammars_force_text() -> None:
+    pair = MeasuredH100()
+    users = Controlled(Load(pair, lambda now, number: 0.85), controller=HalfForced(8, profile_of(pair)))
+    users.run(8, 4.0)
+    assert users.controller.is_speculating and users.controller.is_measured
+
+
+@dataclass(frozen=True)
+class H100OfSlowLinks(MeasuredH100):
+    """The same where rounds of speculation take so much longer that they do not pay."""
+
+    def between(self, rows: int) -> float:
+        return 8.0
+
+
+def test_speculation_that_was_dear_for_a_while_is_tried_again() -> None:
+    """As long as a load with grammars takes turns with others, whose drafts are judged by the same rounds."""
+    users, plain = (Bursts(Load(MeasuredH100(), lambda now, number: 0.85, seed=1), max_length=most) for most in (8, 0))
+    for _ in range(3):
+        users.burst(32)
+    users.load.pair = H100OfSlowLinks()
+    for _ in range(8):
+        users.burst(32)
+    assert not users.controller.is_speculating
+    users.load.pair = MeasuredH100()
+    for _ in range(40):
+        users.burst(32)
+    assert sum(plain.burst(32) for _ in range(4)) / sum(users.burst(32) for _ in range(4)) > 1.1
