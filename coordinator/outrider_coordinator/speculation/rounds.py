@@ -73,7 +73,7 @@ class RoundLearner:
         """Learn from the duration of the current round; returns whether it was one of speculation.
 
         Nothing is learned of rounds with prompts or drafts' text, of plain ones beside other coordinators' drafts, nor
-        of probes. Sessions whose grammar forces text draft nothing meanwhile, and count in the mean of what was drafted.
+        of probes. Sessions whose grammar forces text draft nothing meanwhile: they count in the mean of drafted tokens.
         """
         found, drafts = self.current, self.current.num_drafting > 0
         had_drafts, self._had_drafts = self._had_drafts, drafts
