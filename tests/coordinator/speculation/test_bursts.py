@@ -170,7 +170,7 @@ class H100OfSlowLinks(MeasuredH100):
 
 
 def test_speculation_that_was_dear_for_a_while_is_tried_again() -> None:
-    """As long as a load with grammars takes turns with others, whose drafts are judged by the same rounds."""
+    """A load with grammars that takes turns with others does this: all are judged by the same rounds."""
     users, plain = (Bursts(Load(MeasuredH100(), lambda now, number: 0.85, seed=1), max_length=most) for most in (8, 0))
     for _ in range(3):
         users.burst(32)
