@@ -107,7 +107,8 @@ async def test_an_order_that_changes_all_the_time_changes_no_token(monkeypatch: 
     monkeypatch.setattr(ChannelIntroductions, "take_order", note)
     expected = await expected_of(COUPLED)
     async with run_stack(TARGET, TARGET, wire=True, draft_ahead="auto", **PATIENT) as stack:
-        await check_played(stack, COUPLED, expected)
+        # How often the order changes while requests play once depends on how long their steps take.
+        await again_until(lambda: len(changes) > 7, lambda: check_played(stack, COUPLED, expected))
         assert changes.count(True) > 3 < changes.count(False)
 
 
