@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outrider.model_executor.models.config import FALLBACK_SPEED
 from outrider.model_executor.models.quantization_reader import SUPPORTED
-from outrider.model_executor.models.support import FALLBACKS, FAMILIES, FORMATS
+from outrider.model_executor.models.support import FALLBACKS, FAMILIES, FORMATS, SERVED
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 
@@ -29,6 +29,11 @@ Heads are drafts that read hidden states: EAGLE, EAGLE-3, DFlash, Medusa and MLP
 |---|---|---|
 """
 
+SERVED_HEAD = """
+`pytest -m slow tests/end_to_end/test_matrix.py` plays 200 prompts through the services: alone; together in small pools,
+with preemption, prefix cache and drafts of 1 to 8 tokens by the model itself; and by another model over gRPC while
+draft and target are lost. Greedy tokens are transformers', coupled ones those of the target alone. Played so far:
+"""
 FALLBACK_HEAD = f"""
 Decoders of other families run through transformers' code with paged attention (`--model-impl transformers`; auto
 where no family fits), if every layer attends through its attention interface. RMS norms and products are ours; CUDA
@@ -107,7 +112,8 @@ def _compared() -> str:
     for compared in dict.fromkeys(one.compared for one in FAMILIES if one.compared != common):
         named = [f"`{one.architecture}`" for one in FAMILIES if one.compared == compared]
         lines.append(f"* {', '.join(named)}: {compared}\n")
-    return "".join([*lines, f"* all others: {common}\n"])
+    served = ", ".join(f"`{name}`" for name in SERVED)
+    return "".join([*lines, f"* all others: {common}\n", SERVED_HEAD, f"{served}.\n"])
 
 
 def _outcome(refused: str) -> str:

@@ -22,6 +22,7 @@ def test_every_family_decoder_and_format_is_in_the_matrix() -> None:
     types = {"mimo", *(MODELS[name][0] for name in FAMILIES)}
     assert {architecture_of(name) for name in types} == {one.architecture for one in support.FAMILIES}
     assert {f"fallback {one.model_type}" for one in support.FALLBACKS if not one.refused} < CASES.keys()
+    assert CASES.keys() >= set(support.SERVED)
     compared = {name for one in support.FORMATS for name in one.compared}
     assert {"mxfp4", *(f"fp8 {name}" for name in compared - {"mxfp4"})} < CASES.keys()
 
