@@ -35,12 +35,14 @@ def reason_of(controller: DraftLengthController) -> str:
     sessions = f"{count} session" + "s" * (count != 1)
     if not expected.rates[Mode.PLAIN] or not expected.rates[Mode.SPECULATIVE]:
         return f"drafting has not been considered yet with {sessions}"
-    verdict = "drafting pays" if controller.is_speculating else "drafting does not pay"
     plain, speculative = (
         f"{tokens:.1f} tokens in {1e3 * seconds:.1f} ms"
         for tokens, seconds in (expected.rounds[mode] for mode in (Mode.PLAIN, Mode.SPECULATIVE))
     )
     ratio = expected.rates[Mode.SPECULATIVE] / expected.rates[Mode.PLAIN]
+    verdict = "drafting does not pay"
+    if controller.is_speculating:
+        verdict = "drafting pays" if ratio >= 1.0 else "drafting goes on, since a change of the mode costs more"
     return (
         f"{verdict}: expected {ratio:.2f} of plain at K={expected.length} with {sessions}"
         f" ({speculative}; plain {plain}), by {_source(controller)}"

@@ -108,3 +108,11 @@ def test_the_switch_by_load_is_named() -> None:
         assert draft_length_reason(policy, is_draft_up=True) == ""
         never = DraftLengthPolicy(8, disable_by_batch_size=1, is_controlled=is_controlled)
         assert draft_length_reason(never, is_draft_up=True).startswith("disabled by batch size: 1 turns drafts off")
+
+
+def test_drafting_that_is_slower_than_expected_is_not_said_to_pay() -> None:
+    """The mode changes once that gains more than the change costs."""
+    controller = policy_of(1, 0.9, 2.0).controller(TARGET)
+    assert controller is not None and controller.is_speculating
+    controller.expectation.rates[Mode.SPECULATIVE] = 0.8 * controller.expectation.rates[Mode.PLAIN]
+    assert reason_of(controller).startswith("drafting goes on, since a change of the mode costs more: expected 0.80 of")
