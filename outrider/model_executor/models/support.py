@@ -99,14 +99,12 @@ FAMILIES = (
 )
 
 SERVED = (
-    "llama", "mistral-window", "qwen2-sliding-layers", "qwen3-layer-types", "qwen3-moe", "olmoe",
-    "mixtral-window", "gpt-oss", "gemma3", "gemma3-text-part", "gemma2", "gemma4", "gemma4-experts",
-    "gemma4-text-part", "gemma4-unified", "gemma4-unified-text-part", "glm", "glm4", "glm4-moe-groups",
-    "granite", "mistral-small", "qwen2.5-vl-text-part", "qwen3-vl-text-part", "qwen3-vl-moe-text-part",
-    "olmo2", "olmo3", "qwen3.5", "qwen3.5-text", "qwen3.5-moe", "qwen3.5-moe-text", "qwen3-next",
-    "phi3-window", "phi4-mini", "mimo", "fallback arcee",
+    "fallback arcee", "fp8 blocks", "fp8 cache llama", "fp8 compressed static", "fp8 modelopt",
+    "fp8 tensor, static", "fp8 weights alone", "made at load llama", "mxfp4",
 )  # fmt: skip
-"""Models of tests/end_to_end/matrix_models.py that were played with 200 prompts in every way of serving."""
+"""Models of tests/end_to_end/matrix_models.py that were played with 200 prompts in every way of serving, beside those
+of all families.
+"""
 _INTERFACE = "its attention does not go through transformers' attention interface"
 _VALUES = "attention with values of another size than keys"
 FALLBACKS = (
