@@ -65,7 +65,7 @@ _OPTIONS: Options = [
     ("grpc.server.max_pending_requests", MAX_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", MAX_CALLS),
     # Nor are they CANCELLED after gRPC's 30 s, on a machine so busy that the event loop takes longer.
-    ("grpc.server_max_unrequested_time_in_server", 24 * 3600),
+    ("grpc.server_max_unrequested_time_in_server", 600),
 ]
 _LINK_LIMITS = message_limits(MAX_LINK_MESSAGE_BYTES, max_received_bytes=MAX_COMMANDS_BYTES)
 

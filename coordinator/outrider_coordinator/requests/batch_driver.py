@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from outrider.batched import AnswerBatch, ExtendBatch, ScoreAhead
+from outrider.batched import AnswerBatch, ExtendBatch, ScoreAhead, ScoreBatch
 from outrider.ports import DraftEvent, EventBatch, TargetEvent
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.request_state import RequestState
@@ -83,8 +83,12 @@ class BatchDriver:
         self._early.append((replica, EventBatch((), None if rest else batch.report, batched=tuple(early))))
         return rest
 
+    def draft_lost(self, replica: DraftReplica) -> None:
+        """No proposals come from a draft any more."""
+        self._announced.pop(replica, None)
+
     def take_early(self) -> list[tuple[TargetReplica, EventBatch[TargetEvent]]]:
-        """All that is held, since proposals have come; it may have to be held again."""
+        """All that is held, since proposals have come or come no more; it may have to be held again."""
         early, self._early = self._early, []
         return early
 
@@ -166,9 +170,14 @@ class BatchDriver:
             return None
         if not taken.is_direct:
             target.send_batch(taken.commands)
-        elif not any(found is target for found, _ in self._early):  # else it has answered
+        elif not self._has_answered(target, taken.commands):
             target.connection.note_direct(taken.commands)
         return TakenAnswers(batch, taken, answers, places, arrived, _now())
+
+    def _has_answered(self, target: TargetReplica, commands: ScoreBatch) -> bool:
+        """True if answers of a target to these are held."""
+        held = {session for found, batch in self._early if found is target for session in batch.sessions_in_batch}
+        return bool(held) and not held.isdisjoint(commands.sessions.tolist())
 
     def _asked_next(
         self, arrived: float, batch: PreparedBatch, answers: AnswerBatch[Any], places: Sequence[int]

@@ -144,3 +144,4 @@ class Driver:
         """The link of a draft has ended."""
         self._sessions.draft_waits.lost(replica)
         self._failover.draft_lost(replica)
+        self._sessions.draft_lost(replica)

@@ -161,6 +161,14 @@ class SessionDriver:
             self._process_draft_events(replica, left)
         self._proposed.append(batch)
         call_after_commands(self._after_commands)
+        self._take_early()
+
+    def draft_lost(self, replica: DraftReplica) -> None:
+        """The sessions of a draft have moved: what waits for its proposals waits no more."""
+        self._batches.draft_lost(replica)
+        self._take_early()
+
+    def _take_early(self) -> None:
         for target, scores in self._batches.take_early():
             self.on_target_batch(target, scores)
 

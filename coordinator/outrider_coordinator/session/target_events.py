@@ -31,7 +31,7 @@ def on_scores(session: SessionState, event: Scores, timing: ItemTiming | None = 
     if event.generation != session.target.asked:
         session.spec_stats.num_stale_target_replies += 1
         if event.generation == session.target.announced:
-            session.target.announced = 0  # they came before their proposal, with which they are asked for again
+            session.target.announced = 0  # they were scored without their proposal: they are asked for again with it
         return
     if session.target.claims:
         _take_pushed(session, event)

@@ -27,7 +27,7 @@ from outrider_coordinator.session.state import DRAFTING, SessionState, SessionSt
 from outrider_coordinator.session.table import Ints, SessionTable
 
 PROPOSALS = (PreparedProposals,)
-SCORES = (PreparedVerdicts, PreparedTokens, PreparedClaims)
+SCORES = (PreparedClaims, PreparedVerdicts, PreparedTokens)
 """Kinds of prepared answers of each service."""
 
 
@@ -51,11 +51,13 @@ def answered(
     index = np.array(indices, dtype=np.int64)
     rows = table.values.take(index, axis=0, mode="clip")
     is_text = (rows[:, col.LENGTH] == answers.base_lengths.astype(np.int64)) & (index >= 0)
-    generations = answers.generations.astype(np.int64)
+    generations, num_left = answers.generations.astype(np.int64), len(index)
     for kind in kinds:
         places = np.flatnonzero(is_text & (rows[:, kind.asked] == generations) & kind.fit(rows, answers))
         if places.size:
             yield places, kind(table, index[places], rows[places])
+        if not (num_left := num_left - places.size):
+            return
 
 
 def end_wait(session: SessionState) -> None:

@@ -219,7 +219,7 @@ class DraftLengthController:
             other_rows=other_rows,
             others_draft=other_drafts > 0,
         )
-        if has_speculated:
+        if has_speculated or (self.is_speculating and self._is_ahead):  # which is not timed
             self._comparison.speculated_s = self._busy_s
         self._update_draft_prefill()
         self._end_prompts()

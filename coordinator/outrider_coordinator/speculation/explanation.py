@@ -40,9 +40,10 @@ def reason_of(controller: DraftLengthController) -> str:
         for tokens, seconds in (expected.rounds[mode] for mode in (Mode.PLAIN, Mode.SPECULATIVE))
     )
     ratio = expected.rates[Mode.SPECULATIVE] / expected.rates[Mode.PLAIN]
-    verdict = "drafting does not pay"
-    if controller.is_speculating:
-        verdict = "drafting pays" if ratio >= 1.0 else "drafting goes on, since a change of the mode costs more"
+    is_on, pays = controller.is_speculating, ratio >= 1.0
+    verdict = "drafting pays" if pays else "drafting does not pay"
+    if is_on != pays:  # too close for a change
+        verdict = "drafting goes on" if is_on else "drafting stays off"
     return (
         f"{verdict}: expected {ratio:.2f} of plain at K={expected.length} with {sessions}"
         f" ({speculative}; plain {plain}), by {_source(controller)}"

@@ -115,4 +115,4 @@ def test_drafting_that_is_slower_than_expected_is_not_said_to_pay() -> None:
     controller = policy_of(1, 0.9, 2.0).controller(TARGET)
     assert controller is not None and controller.is_speculating
     controller.expectation.rates[Mode.SPECULATIVE] = 0.8 * controller.expectation.rates[Mode.PLAIN]
-    assert reason_of(controller).startswith("drafting goes on, since a change of the mode costs more: expected 0.80 of")
+    assert reason_of(controller).startswith("drafting goes on: expected 0.80 of")
