@@ -12,14 +12,21 @@ from dataclasses import dataclass, field
 
 from outrider_coordinator.speculation.step_costs import bucket_of
 
-TOKENS_OF_WINDOW = 32
-"""Tokens of each session in a window, some .1 s; one session needs as many again, since acceptance varies."""
+TOKENS_OF_WINDOW = 64
+"""Tokens of each session in a window, some .2 s; one session needs as many again, since acceptance varies."""
+_TOKENS_OF_SHORT_WINDOW = 24
+"""The same after a change of load or order, which is not measured, and for each of many sessions in a trial."""
+_TOKENS_OF_TRIAL = 512
+"""Tokens of all sessions that a trial needs at least, since acceptance varies, or a whole window."""
 _SWITCH_RATIO = 0.97
 """Time per token ahead over that in turn from which on a change pays: windows vary by some 2%. It is kept up to 1."""
 _WEIGHT = 0.4
 """Weight of a new window of the order in use; what a trial measured before is too old to count."""
 FIRST_TRIAL_S, _LONGEST_PAUSE_S = 1.0, 64.0
 """Service before the first trial, and between trials that change nothing."""
+_CLEARLY_WORSE_RATIO = 1.05
+"""Time per token over the other order's from which on trials become four times as rare each time, otherwise twice: they
+cost much."""
 _MAX_DISTURBED = 3
 """Windows in a row that are not measured, since sessions came or went: their prompts take a part of the time."""
 
@@ -83,7 +90,7 @@ class Order:
     def note(self, num_tokens: int) -> None:
         """A session has got tokens."""
         self._num_tokens += num_tokens
-        if self._num_tokens >= TOKENS_OF_WINDOW * (self._num_sessions + (self._num_sessions == 1)):
+        if self._num_tokens >= self._tokens_of_window():
             self._end_window()
 
     def _change(self, num: int) -> None:
@@ -94,6 +101,14 @@ class Order:
     @property
     def _load(self) -> _Load:
         return self._loads.setdefault(bucket_of(max(1, self._num_sessions)), _Load())
+
+    def _tokens_of_window(self) -> int:
+        """Tokens of all sessions after which the window ends."""
+        few = _TOKENS_OF_SHORT_WINDOW * self._num_sessions
+        if self._measured is not self._load:
+            return few
+        whole = TOKENS_OF_WINDOW * (self._num_sessions + (self._num_sessions == 1))
+        return min(whole, max(few, _TOKENS_OF_TRIAL)) if self._is_trial else whole
 
     def _advance(self) -> None:
         now = self._clock()
@@ -130,7 +145,9 @@ class Order:
         if is_ahead == self.is_ahead:
             load.pause_s = FIRST_TRIAL_S
         else:
-            load.pause_s = min(2 * load.pause_s, _LONGEST_PAUSE_S)
+            tried_s, kept_s = load.seconds(is_ahead=self.is_ahead), load.seconds(is_ahead=is_ahead)
+            is_clear = tried_s > _CLEARLY_WORSE_RATIO * kept_s > 0.0  # 0: the number of sessions has changed meanwhile
+            load.pause_s = min((4 if is_clear else 2) * load.pause_s, _LONGEST_PAUSE_S)
         self._take(is_ahead)
 
     def _begin_window(self) -> None:

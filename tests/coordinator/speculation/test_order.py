@@ -93,7 +93,7 @@ def test_loads_that_change_every_few_seconds_have_the_better_order(seed: int) ->
     for _ in range(100):
         target.load(chance.choice(list(times_ms)))
         ratios.append(target.serve(chance.uniform(0.5, 4.0)))
-    assert sum(ratios) / len(ratios) < 1.025
+    assert sum(ratios) / len(ratios) < 1.02
 
 
 def test_an_order_that_becomes_better_is_found() -> None:
@@ -112,7 +112,7 @@ def test_equal_orders_change_seldom() -> None:
     target = Target(lambda _, is_ahead: 0.003 * chance.uniform(0.95, 1.05))
     target.load(8)
     target.serve(300.0)
-    assert len(target.changes) < 90
+    assert len(target.changes) < 60
 
 
 def test_an_idle_target_has_no_time() -> None:
