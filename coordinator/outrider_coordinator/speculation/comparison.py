@@ -24,12 +24,14 @@ class Comparison:
         self.num_switches = 0
         self.speculated_s = 0.0
         """Seconds of service when speculation was last timed."""
+        self._began_s = 0.0
+        """Seconds of service when the mode began."""
 
-    def take(self, mode: Mode) -> bool:
-        """Set the mode; returns whether it changes."""
+    def take(self, mode: Mode, now: float) -> bool:
+        """Set the mode, ``now`` in seconds of service; returns whether it changes."""
         if mode is self.mode:
             return False
-        self.mode = mode
+        self.mode, self._began_s = mode, now
         self.num_switches += 1
         return True
 
@@ -54,7 +56,9 @@ class Comparison:
     def _rates(self, now: float) -> dict[Mode, float]:
         """Expected rates of both modes beside what other coordinators do; optimistic where little was measured."""
         expected = self._expected
-        speculative = expected.optimistic_rate(len(self._population), now - self.speculated_s)
+        # The bonus that began speculation stays until a round of it was timed, and does not grow.
+        until_s = self._began_s if self._is_speculating else now
+        speculative = expected.optimistic_rate(len(self._population), until_s - self.speculated_s)
         rates = expected.rates | {Mode.SPECULATIVE: speculative}
         if expected.mode_apart is not None:
             rates[expected.mode_apart] *= _APART_RATIO

@@ -287,7 +287,7 @@ class DraftLengthController:
 
     def _take(self, mode: Mode, choice: Choice | None) -> None:
         """Set the mode, and the lengths."""
-        if self._comparison.take(mode):
+        if self._comparison.take(mode, self._busy_s):
             self._probe.end(self._busy_s)
         if mode is Mode.SPECULATIVE and choice is not None:
             self.sessions.set_length(min(choice.length, self._longest_ahead))

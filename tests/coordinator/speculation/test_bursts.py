@@ -182,3 +182,26 @@ def test_speculation_that_was_dear_for_a_while_is_tried_again() -> None:
     for _ in range(40):
         users.burst(32)
     assert sum(plain.burst(32) for _ in range(4)) / sum(users.burst(32) for _ in range(4)) > 1.1
+
+
+class Ahead(DraftLengthController):
+    """Targets begin rounds by themselves, which are not timed, once this is set."""
+
+    is_set = False
+
+    def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int, *, draft_lag: int) -> None:
+        session.is_ahead = self.is_set
+        super().note_verdict(session, num_drafted, num_accepted, draft_lag=draft_lag)
+
+
+def test_rounds_ahead_that_do_not_pay_are_given_up_though_none_is_timed() -> None:
+    pair = MeasuredH100()
+    controller = Ahead(8, profile_of(pair, 1.0, 1.0))
+    users = Controlled(Load(pair, lambda now, number: 0.42, seed=1), controller=controller)
+    users.run(8, 5.0)
+    controller.is_set = True
+    is_on = []
+    for _ in range(60):
+        users.run(8, 1.0)
+        is_on.append(controller.is_speculating)
+    assert sum(is_on) < 20
