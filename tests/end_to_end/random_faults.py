@@ -165,6 +165,11 @@ class Faults:
     """Set from outside: no fault begins any more."""
     happened: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def of_services(self) -> set[str]:
+        """Kinds of faults of the services themselves that happened."""
+        return {kind for kind in self.happened if " of " in kind}
+
     async def play(self) -> None:
         """One fault after the other, with time for a channel between them; the last is over when this returns."""
         with contextlib.ExitStack() as held:
@@ -181,12 +186,11 @@ class Faults:
         path = [*["delay"] * 6, "cut", "stall", "black hole"]
         kills = [f"{each} of {role}" for each in ("outage", "links", "hang") for role in ("draft", "target")]
         kind = self.chance.choice([*path, *(kills if self.kills else [])])
-        self.happened[kind] = self.happened.get(kind, 0) + 1
         name, _, service = kind.partition(" of ")
         held_s = self.chance.choice((0.01, 0.05, 0.2))
         if kind == "delay":
-            longest = self.chance.choice((0.0, 0.002, 0.01, 0.03))
-            self.proxy.delay_s = lambda: self.chance.random() * longest
+            longest, delays = self.chance.choice((0.0, 0.002, 0.01, 0.03)), random.Random(self.chance.random())
+            self.proxy.delay_s = lambda: delays.random() * longest
         elif kind == "cut":
             self.proxy.cut()
         elif kind in ("stall", "black hole"):
@@ -200,11 +204,15 @@ class Faults:
             break_links(getattr(self.stack, service))
         else:
             gate = gates[service]
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(0.5):
                     await gate.shut()
-                    await asyncio.sleep(held_s)
-            gate.open()
+                await asyncio.sleep(held_s)
+            except TimeoutError:
+                return  # no forward was there to hang
+            finally:
+                gate.open()
+        self.happened[kind] = self.happened.get(kind, 0) + 1
 
 
 async def left_nothing(stack: Stack) -> None:

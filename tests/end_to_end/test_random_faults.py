@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,14 @@ from outrider_coordinator.speculation import order
 from tests.end_to_end.random_faults import Faults, Messages, left_nothing, through_a_proxy
 from tests.end_to_end.test_direct_proposals import COUPLED, GREEDY, PATIENT, SAMPLED, TARGET, introduced
 from tests.end_to_end.waiting import DEADLINE_S
+from tests.support.coordinator_stats import stats_of
 from tests.support.draft_loops import LoopedRunner
 from tests.support.stack import Stack, run_stack
 
-torch.set_num_threads(1)
-
 NUM_PROMPTS, LONGEST, NUM_REQUESTS = 12, 90, 16
 FEW_PAGES: dict[str, Any] = {"page_size": 4, "num_pages": 110}
+SEEDS = (4, 6, 38, 58)
+"""The first faults of a service that they draw are a hang, lost links and outages."""
 Rule = dict[str, Any]
 
 
@@ -66,8 +69,9 @@ async def play(
     chance: random.Random,
     num_requests: int,
     shortest: int = 1,
+    is_enough: Callable[[], object] = lambda: True,
 ) -> None:
-    """Requests of several users, of which some leave early; the tokens are the expected ones."""
+    """Requests of several users, of which some leave early, until it is enough; the tokens are the expected ones."""
     left = num_requests
 
     async def ask() -> None:
@@ -88,41 +92,73 @@ async def play(
 
     async def user() -> None:
         nonlocal left
-        while left > 0:
+        while left > 0 or not is_enough():
             left -= 1
             await ask()
 
     await asyncio.gather(*[user() for _ in range(chance.choice((1, 2, 5, 9)))])
 
 
-async def play_seed(seed: int, near: Path, patch: pytest.MonkeyPatch, num_requests: int = NUM_REQUESTS) -> Faults:
-    """One stack, whose settings and faults follow from the seed."""
+@dataclass(frozen=True)
+class Plan:
+    """Settings and faults of one stack."""
+
+    mode: str
+    rule: Rule
+    is_looped: bool
+    has_few_pages: bool
+    draft_length: int
+    is_wrong: bool
+    """True: messages of the channel are changed."""
+    kills: bool
+
+
+def drawn(seed: int) -> Plan:
+    """The plan that follows from a seed."""
     chance = random.Random(seed)
-    mode, rule = chance.choice(("verdict", "chain", "chain", "auto")), chance.choice((GREEDY, COUPLED, COUPLED))
-    if mode == "auto":
+    return Plan(
+        mode=chance.choice(("verdict", "chain", "chain", "auto")),
+        rule=chance.choice((GREEDY, COUPLED, COUPLED)),
+        is_looped=chance.random() < 0.6,
+        has_few_pages=chance.random() < 0.4,
+        draft_length=chance.choice((2, 4, 6)),
+        is_wrong=chance.random() < 0.8,
+        kills=chance.random() < 0.5,
+    )
+
+
+async def play_plan(plan: Plan, seed: int, near: Path, patch: pytest.MonkeyPatch) -> Faults:
+    """One stack until its requests have ended and a fault has happened, of a service where the plan has these."""
+    if plan.mode == "auto":
         patch.setattr(order, "TOKENS_OF_WINDOW", 4)
         patch.setattr(order, "FIRST_TRIAL_S", 0.0)
-    if chance.random() < 0.6:
+    if plan.is_looped:
         patch.setattr(runner, "ModelRunner", LoopedRunner)
-    pages = FEW_PAGES if chance.random() < 0.4 else {}
+    pages = FEW_PAGES if plan.has_few_pages else {}
     settings: dict[str, Any] = {
-        "draft_ahead": mode,
+        "draft_ahead": plan.mode,
         "channels_between_hosts": True,
         "draft_timeout_ms": 60_000,
         "target_timeout_s": 60,
-        "num_speculative_tokens": chance.choice((2, 4, 6)),
+        "num_speculative_tokens": plan.draft_length,
         "target_settings": pages,
         "draft_settings": pages,
     }
-    messages = Messages(random.Random(seed + 1), is_wrong=chance.random() < 0.8)
-    messages.install(patch)
-    expected = await expected_of(rule)
+    Messages(random.Random(seed + 1), is_wrong=plan.is_wrong).install(patch)
+    expected = await expected_of(plan.rule)
     async with through_a_proxy(patch) as proxy, run_stack(TARGET, near, wire=True, **settings) as stack:
         await introduced(stack)
-        faults = Faults(stack, proxy, random.Random(seed + 2), kills=chance.random() < 0.5)
+        faults = Faults(stack, proxy, random.Random(seed + 2), kills=plan.kills)
         happening = asyncio.ensure_future(faults.play())
         try:
-            await play(stack, rule, expected, chance, num_requests)
+            await play(
+                stack,
+                plan.rule,
+                expected,
+                random.Random(seed + 3),
+                NUM_REQUESTS,
+                is_enough=lambda: faults.of_services if plan.kills else faults.happened,
+            )
         finally:
             faults.is_over = True
             await happening
@@ -130,10 +166,31 @@ async def play_seed(seed: int, near: Path, patch: pytest.MonkeyPatch, num_reques
     return faults
 
 
-@pytest.mark.parametrize("seed", range(2))
+def test_seeds_draw_every_kind_of_plan() -> None:
+    plans = [drawn(seed) for seed in SEEDS]
+    assert {plan.mode for plan in plans} == {"verdict", "chain", "auto"}
+    for kinds in zip(*[(plan.rule == GREEDY, plan.is_looped, plan.has_few_pages) for plan in plans], strict=True):
+        assert set(kinds) == {False, True}
+    assert all(plan.is_wrong and plan.kills for plan in plans)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_random_faults_change_no_token(seed: int, near: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = await play_seed(seed, near, monkeypatch)
-    assert faults.happened
+    faults = await play_plan(drawn(seed), seed, near, monkeypatch)
+    assert faults.of_services
+
+
+async def test_on_a_slow_path_no_draft_loses_a_session(near: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All messages are honest, but some come late: a push for another text of the same length is not taken."""
+    monkeypatch.setattr(runner, "ModelRunner", LoopedRunner)
+    expected, delays = await expected_of(COUPLED), random.Random(4)
+    ahead: dict[str, Any] = {"draft_ahead": "chain", "channels_between_hosts": True, **PATIENT}
+    async with through_a_proxy(monkeypatch) as proxy, run_stack(TARGET, near, wire=True, **ahead) as stack:
+        await introduced(stack)
+        proxy.delay_s = lambda: delays.random() * 0.003
+        await play(stack, COUPLED, expected, random.Random(5), 60)
+        await left_nothing(stack)
+        assert stats_of(stack.coordinator).spec_stats.num_draft_losses == 0
 
 
 async def test_under_rejection_faults_of_the_path_change_no_draw(near: Path, monkeypatch: pytest.MonkeyPatch) -> None:
