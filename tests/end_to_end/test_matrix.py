@@ -7,7 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from outrider.model_executor.models import support
 from outrider.model_executor.models.families import architecture_of
@@ -25,11 +24,6 @@ def test_every_family_decoder_and_format_is_in_the_matrix() -> None:
     assert CASES.keys() >= set(support.SERVED)
     compared = {name for one in support.FORMATS for name in one.compared}
     assert {"mxfp4", *(f"fp8 {name}" for name in compared - {"mxfp4"})} < CASES.keys()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.slow
