@@ -17,8 +17,8 @@ from outrider.gateway.served_model import ServedModel
 from outrider.generation import TO_THE_END
 from outrider.tokenization.output_parsing import NO_PARSER, Answer, OutputFormat, choose_format
 
-_NO_FORM = (
-    "cannot be auto, since the chat template shows no form of calls that is known; "
+_NO_FORM = (  # clients try again without tools after "tool calling is not supported"
+    "cannot be auto: tool calling is not supported, since the chat template shows no form of calls that is known; "
     "name one by --tool-call-parser, or send required, a tool or none"
 )
 

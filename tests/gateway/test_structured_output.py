@@ -89,6 +89,11 @@ def test_what_is_malformed_is_refused_by_its_field(client: OpenAI, fields: Any, 
     assert caught.value.param == param
 
 
+def test_refused_tools_are_named_as_clients_look_for_them(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match=r"tool calling is not supported.* --tool-call-parser"):
+        client.chat.completions.create(model="scripted", messages=MESSAGES, tools=TOOLS)
+
+
 @pytest.mark.parametrize(
     ("fields", "right", "wrong"),
     (
