@@ -144,7 +144,7 @@ def test_services_that_measured_nothing_are_learned_from_traffic(is_known: bool)
     assert plain.burst(8) / [users.burst(8) for _ in range(3)][-1] > 1.4
 
 
-class HalfForced(DraftLengthController):
+class ThirdForced(DraftLengthController):
     """A third of the sessions, each time others, has text that its grammar forces, and drafts nothing."""
 
     num_asked = 0
@@ -156,7 +156,7 @@ class HalfForced(DraftLengthController):
 
 def test_rounds_are_timed_in_which_grammars_force_text() -> None:
     pair = MeasuredH100()
-    users = Controlled(Load(pair, lambda now, number: 0.85), controller=HalfForced(8, profile_of(pair)))
+    users = Controlled(Load(pair, lambda now, number: 0.85), controller=ThirdForced(8, profile_of(pair)))
     users.run(8, 4.0)
     assert users.controller.is_speculating and users.controller.is_measured
 
