@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from outrider_coordinator.speculation.acceptance import PRIOR, Acceptance
+from outrider_coordinator.speculation.comparison import Comparison
 from outrider_coordinator.speculation.expectation import Expectation, RoundSeconds, best_choice
 from outrider_coordinator.speculation.rounds import RoundLearner
-from outrider_coordinator.speculation.sessions import ControlledSession
+from outrider_coordinator.speculation.sessions import ControlledSession, Mode, Population
 from outrider_coordinator.speculation.step_costs import StepCosts
 
 
@@ -73,3 +74,11 @@ def test_requests_that_take_longer_than_usual_are_expected_to_take_as_long_again
     expected.request_s.note(2.0)
     found = [expected.left_s([session], now, is_speculating=False) for now in (0.5, 5.0)]
     assert found == pytest.approx([1.5, 5.0])
+
+
+def test_only_changes_of_the_mode_are_counted() -> None:
+    costs = StepCosts()
+    comparison = Comparison(Population(), Expectation(costs, Acceptance(4), RoundLearner(costs)))
+    taken = [comparison.take(mode, 0.0) for mode in (Mode.PLAIN, Mode.SPECULATIVE, Mode.SPECULATIVE)]
+    assert taken == [False, True, False]
+    assert comparison.num_switches == 1
