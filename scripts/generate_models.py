@@ -31,9 +31,8 @@ Heads are drafts that read hidden states: EAGLE, EAGLE-3, DFlash, Medusa and MLP
 
 SERVED_HEAD = """
 `pytest -m slow tests/end_to_end/test_matrix.py` plays 200 prompts through the services: alone; together in small pools,
-with preemption, prefix cache and drafts of 1 to 8 tokens by the model itself; and by another model over gRPC while
-draft and target are lost. Greedy tokens are transformers', coupled ones those of the target alone. Played
-so far: all families, and """
+with prefix cache and drafts of 1 to 8 tokens by the model itself; and by another model over gRPC while draft and target
+are lost. Greedy tokens are transformers', coupled ones those of the target alone. Played: all families, and """
 FALLBACK_HEAD = f"""
 Decoders of other families run through transformers' code with paged attention (`--model-impl transformers`; auto
 where no family fits), if every layer attends through its attention interface. RMS norms and products are ours; CUDA
