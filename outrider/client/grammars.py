@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from outrider.errors import InvalidRequestError
@@ -38,9 +38,11 @@ def _text(name: str, value: Any) -> str:  # noqa: ANN401 - what a caller gave
     if name == "json_schema":
         return _schema(value)
     if name == "choice":
-        if isinstance(value, str) or not value or not all(isinstance(text, str) for text in value):
+        is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+        value = list(value) if is_list else []
+        if not value or not all(isinstance(text, str) for text in value):
             raise InvalidRequestError(name, "must be a list of texts, at least one")
-        return json.dumps(list(value))
+        return json.dumps(value)
     if not isinstance(value, str):
         raise InvalidRequestError(name, f"must be a text, not {type(value).__name__}")
     return value

@@ -1,6 +1,7 @@
 """Compiler of grammars for one tokenizer. Compiled grammars are cached by their content.
 
-Thread-safe. Compiling takes milliseconds without the interpreter lock; the engine bounds its time and memory.
+Thread-safe. Compiling takes milliseconds without the interpreter lock; the engine bounds its memory. What was refused
+is remembered too, since some grammars take seconds.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ MAX_CACHED = 256
 """Compiled grammars that are kept: those used last."""
 MAX_CACHED_CHARACTERS = 8 << 20
 """Characters of all of them."""
+LONGEST_COMPILE_S = 2.0
+"""Most processor time that a grammar may take to compile, some 200 times what the hardest schemas of a public set take:
+a target compiles it too, between two steps.
+"""
 _MOST_SHARING = 8
 """Matchers in use that share a lexer and its lock, before the grammar is compiled once more."""
 _UNSUPPORTED = re.compile(r"Unimplemented keys: (\[.*\])")
@@ -54,6 +59,10 @@ _MOST_TRIED = 200
 """Parts of a schema."""
 LONGEST_SEARCH_S = 0.5
 """Longest search for the part of a schema that cannot be compiled: each try compiles all within a part again."""
+
+
+class _Refused(Exception):
+    """A grammar cannot be compiled; the message is what a request's error says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,8 @@ class GrammarCompiler:
         self.statistics = GrammarStatistics()
         self._lock = threading.Lock()
         self._cached: OrderedDict[Grammar, list[_Compiled]] = OrderedDict()
+        self._refused: OrderedDict[Grammar, str] = OrderedDict()
+        """Messages of grammars that were refused last."""
 
     @classmethod
     def of(cls, description: ModelDescription) -> GrammarCompiler | None:
@@ -137,14 +148,31 @@ class GrammarCompiler:
         return new
 
     def _measured(self, grammar: Grammar) -> LLMatcher:
-        began = time.perf_counter()
-        try:
-            engine = self._compile(grammar)
-        except InvalidRequestError:
-            self.statistics.note_refused()
-            raise
+        with self._lock:
+            problem = self._refused.get(grammar)
+        if problem is None:
+            try:
+                return self._compiled_in_time(grammar)
+            except _Refused as error:
+                problem = str(error)
+                self._remember(grammar, problem)
+        self.statistics.note_refused()
+        raise InvalidRequestError(grammar.field, problem)
+
+    def _compiled_in_time(self, grammar: Grammar) -> LLMatcher:
+        began, began_computing = time.perf_counter(), time.thread_time()
+        engine = self._compile(grammar)
+        if (seconds := time.thread_time() - began_computing) > LONGEST_COMPILE_S:
+            raise _Refused(f"takes {seconds:.1f} s to compile, over the {LONGEST_COMPILE_S:g} s that it may take")
         self.statistics.note_compiled(time.perf_counter() - began)
         return engine
+
+    def _remember(self, grammar: Grammar, problem: str) -> None:
+        with self._lock:
+            self._refused[grammar] = problem
+            num_characters = sum(len(each.text) for each in self._refused)
+            while len(self._refused) > MAX_CACHED or num_characters > MAX_CACHED_CHARACTERS:
+                num_characters -= len(self._refused.popitem(last=False)[0].text)
 
     def _bytes_of(self, token_id: int) -> bytes:
         if self._tokenizer is None or not 0 <= token_id < self._vocab_size:
@@ -154,36 +182,36 @@ class GrammarCompiler:
 
     def warm_up(self) -> None:
         """Prepare the tokenizer, which takes up to a second; one that cannot be used is told to who needs it."""
-        with contextlib.suppress(InvalidRequestError):
-            self._prepared_tokenizer("grammar")
+        with contextlib.suppress(_Refused):
+            self._prepared_tokenizer()
 
     @property
     def _num_characters(self) -> int:
         return sum(len(grammar.text) * len(found) for grammar, found in self._cached.items())
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        tokenizer = self._prepared_tokenizer(grammar.field)
+        tokenizer = self._prepared_tokenizer()
         engine = LLMatcher(tokenizer, _translate(grammar), log_level=0)
         if engine.is_error():
-            raise InvalidRequestError(grammar.field, _problem(grammar, engine.get_error()))
+            raise _Refused(_problem(grammar, engine.get_error()))
         if problem := _first_problem(engine, self._vocab_size):
             is_empty = _MATCHES_NOTHING in problem
             what = "matches no text" if is_empty else f"is too large to be followed: {problem}"
-            raise InvalidRequestError(grammar.field, what)
+            raise _Refused(what)
         return engine
 
-    def _prepared_tokenizer(self, field: str) -> LLTokenizer:
+    def _prepared_tokenizer(self) -> LLTokenizer:
         with self._lock:
             if self._tokenizer is None:
                 if self._content is None:
-                    raise InvalidRequestError(field, "cannot be used, since the model has no tokenizer")
+                    raise _Refused("cannot be used, since the model has no tokenizer")
                 try:
                     self._tokenizer = LLTokenizer(
                         self._content.decode(), n_vocab=self._vocab_size, eos_token=list(self._eos) or None
                     )
                 except ValueError as error:
                     problem = f"cannot be used with this model's tokenizer: {error}"
-                    raise InvalidRequestError(field, problem[:_MESSAGE_CHARACTERS]) from error
+                    raise _Refused(problem[:_MESSAGE_CHARACTERS]) from error
             return self._tokenizer
 
 
@@ -208,7 +236,7 @@ def _translate(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_regex(grammar.text)
         return LLMatcher.grammar_from_lark(to_lark(grammar.kind, grammar.text))
     except Exception as error:  # of any type, by what is wrong
-        raise InvalidRequestError(grammar.field, " ".join(str(error).split())[:_MESSAGE_CHARACTERS]) from error
+        raise _Refused(" ".join(str(error).split())[:_MESSAGE_CHARACTERS]) from error
 
 
 def _problem(grammar: Grammar, message: str) -> str:

@@ -121,7 +121,16 @@ def test_every_kind_of_grammar_holds_after_reasoning(
 
 
 @pytest.mark.parametrize(
-    "given", ({"choice": "yes"}, {"choice": [1]}, {"choice": []}, {"regex": ["a"]}, {"grammar": 3})
+    "given",
+    (
+        {"choice": "yes"},
+        {"choice": 1},
+        {"choice": {"yes": 1}},
+        {"choice": [1]},
+        {"choice": []},
+        {"regex": ["a"]},
+        {"grammar": 3},
+    ),
 )
 def test_a_value_of_a_wrong_type_is_refused_after_reasoning_too(service: Service, client: OpenAI, given: Any) -> None:
     files = {**FILES, "chat_template.jinja": b"{{ messages[0].content }}{{ '</think>' if false }}"}

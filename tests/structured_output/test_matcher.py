@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from outrider.errors import InvalidRequestError
 from outrider.readings import HistogramReading
 from outrider.structured_output import Matcher, Outcome
+from outrider.structured_output import compiler as compiling
 from outrider.types import Grammar, GrammarKind
 from tests.structured_output.vocabularies import EOS, FILE, VOCAB_SIZE, compiler, ids, letters, matcher
 
@@ -207,6 +208,25 @@ def test_a_schema_past_the_engines_bounds_is_refused() -> None:
 def test_a_grammar_that_could_not_be_followed_is_refused_before_it_is(kind: str, text: Any) -> None:
     with pytest.raises(InvalidRequestError, match="is too large to be followed: Parser Error: Current row has"):
         matcher(kind, text)
+
+
+def test_a_grammar_that_takes_long_to_compile_is_refused_and_not_compiled_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "integer", "multipleOf": 100_003}))
+    own, asked = compiler(), list[Any]()
+    translate = LLMatcher.grammar_from_json_schema
+
+    def note(schema: Any, **options: Any) -> str:
+        asked.append(schema)
+        return str(translate(schema, **options))
+
+    monkeypatch.setattr(LLMatcher, "grammar_from_json_schema", note)
+    monkeypatch.setattr(compiling, "LONGEST_COMPILE_S", 0.02)
+    for _ in range(3):
+        with pytest.raises(InvalidRequestError, match=r"^json_schema: takes \d+\.\d s to compile, over the 0.02 s"):
+            own.compile(grammar, [EOS])
+    assert len(asked) == 1
 
 
 def test_many_choices_are_one_text() -> None:
