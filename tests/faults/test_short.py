@@ -21,7 +21,7 @@ SEED = 11
 NUM_REQUESTS, LONGEST = 16, 60
 PATIENT = {"target_timeout_s": 600, "draft_timeout_ms": 2000}
 """Processes start slowly on a busy machine."""
-LAYOUT = Layout(num_targets=2, is_proxied=True, coordinator={**PATIENT, "draft_ahead": "chain", "max_logprobs": 100})
+LAYOUT = Layout(num_targets=2, is_proxied=True, coordinator={**PATIENT, "max_logprobs": 100})
 COUNTS = {
     "kill-drafts": 1,
     "kill-targets": 1,
