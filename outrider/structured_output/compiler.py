@@ -13,10 +13,10 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -36,6 +36,8 @@ from outrider.structured_output.schemas import (
 )
 from outrider.structured_output.statistics import GrammarStatistics
 from outrider.types import Grammar, GrammarKind, ModelDescription
+
+_Kept = TypeVar("_Kept")
 
 TOKENIZER_FILE = "tokenizer.json"
 MAX_CACHED = 256
@@ -143,8 +145,7 @@ class GrammarCompiler:
     def _keep(self, grammar: Grammar, new: _Compiled) -> _Compiled:
         with self._lock:
             self._cached.setdefault(grammar, []).append(new)
-            while len(self._cached) > MAX_CACHED or self._num_characters > MAX_CACHED_CHARACTERS:
-                self._cached.popitem(last=False)
+            _drop_oldest(self._cached, len)
         return new
 
     def _measured(self, grammar: Grammar) -> LLMatcher:
@@ -170,9 +171,7 @@ class GrammarCompiler:
     def _remember(self, grammar: Grammar, problem: str) -> None:
         with self._lock:
             self._refused[grammar] = problem
-            num_characters = sum(len(each.text) for each in self._refused)
-            while len(self._refused) > MAX_CACHED or num_characters > MAX_CACHED_CHARACTERS:
-                num_characters -= len(self._refused.popitem(last=False)[0].text)
+            _drop_oldest(self._refused, lambda _: 1)
 
     def _bytes_of(self, token_id: int) -> bytes:
         if self._tokenizer is None or not 0 <= token_id < self._vocab_size:
@@ -184,10 +183,6 @@ class GrammarCompiler:
         """Prepare the tokenizer, which takes up to a second; one that cannot be used is told to who needs it."""
         with contextlib.suppress(_Refused):
             self._prepared_tokenizer()
-
-    @property
-    def _num_characters(self) -> int:
-        return sum(len(grammar.text) * len(found) for grammar, found in self._cached.items())
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         tokenizer = self._prepared_tokenizer()
@@ -213,6 +208,14 @@ class GrammarCompiler:
                     problem = f"cannot be used with this model's tokenizer: {error}"
                     raise _Refused(problem[:_MESSAGE_CHARACTERS]) from error
             return self._tokenizer
+
+
+def _drop_oldest(kept: OrderedDict[Grammar, _Kept], num_copies: Callable[[_Kept], int]) -> None:
+    """Keep within the bounds on grammars, and on the characters of all their copies."""
+    num_characters = sum(len(grammar.text) * num_copies(found) for grammar, found in kept.items())
+    while len(kept) > MAX_CACHED or num_characters > MAX_CACHED_CHARACTERS:
+        grammar, found = kept.popitem(last=False)
+        num_characters -= len(grammar.text) * num_copies(found)
 
 
 def _first_problem(engine: LLMatcher, vocab_size: int) -> str:
