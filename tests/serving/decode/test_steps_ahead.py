@@ -237,12 +237,18 @@ def test_claims_are_answered_where_their_step_cannot_be_begun(monkeypatch: pytes
     assert not any(text.goes_on for text in sessions.texts)
 
 
-def test_a_push_for_an_earlier_text_is_not_taken_for_the_one_that_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+def awaiting_a_push(monkeypatch: pytest.MonkeyPatch) -> tuple[Sessions, Text, list[int]]:
+    """Sessions of which one waits for its push, with its text and the one that is expected."""
     sessions = Sessions(1, GREEDY)
-    text, known = sessions.texts[0], expected_texts(GREEDY, LENGTH - 4)[0]
+    text = sessions.texts[0]
     monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 10**15)
     sessions.begin_chains([text])
     sessions.claim([text])
+    return sessions, text, expected_texts(GREEDY, LENGTH - 4)[0]
+
+
+def test_a_push_for_an_earlier_text_is_not_taken_for_the_one_that_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions, text, known = awaiting_a_push(monkeypatch)
     base = len(text.tokens) - 1
     sessions.push([(0, base - 1, known[base - 1 : base + 3])])
     assert not sessions.until_idle()
@@ -255,11 +261,7 @@ def test_a_push_for_an_earlier_text_is_not_taken_for_the_one_that_is_awaited(mon
 def test_a_push_that_continues_another_text_of_this_length_is_not_scored(
     other_texts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sessions = Sessions(1, GREEDY)
-    text, known = sessions.texts[0], expected_texts(GREEDY, LENGTH - 4)[0]
-    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 10**15)
-    sessions.begin_chains([text])
-    sessions.claim([text])
+    sessions, text, known = awaiting_a_push(monkeypatch)
     base = len(text.tokens) - 1
     sessions.push([(0, base, known[base : base + 4])], other_texts=other_texts)
     sessions.take(sessions.until_idle())
