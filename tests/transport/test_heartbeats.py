@@ -393,4 +393,8 @@ async def test_a_connection_whose_first_bytes_were_lost_is_begun_anew(
         await eventually(lambda: proxy.num_accepted >= 3)
         await proxy.heal()
         async with asyncio.timeout(DEADLINE_S):
-            assert (await describing).role == "target"
+            try:
+                description = await describing
+            except UnavailableError:  # healed between the two directions: the server never saw how this one began
+                description = await port.describe()
+        assert description.role == "target"
