@@ -308,4 +308,4 @@ def _leave(session: SessionState) -> None:
         session.draft.forget(Readiness.CLOSED)
     if session.target.readiness is Readiness.OPEN:
         session.actions.append(ToTarget(session.commands.release()))
-        session.target.forget(Readiness.CLOSED)
+    session.target.forget(Readiness.CLOSED)  # one that is away too: the next may be another

@@ -22,8 +22,9 @@ from outrider_coordinator.session.state import SessionStatus
 from tests.coordinator.acceptance.test_joint_distribution import BAD, BLOCK, DRAFT_LENGTH, LANGUAGE, VOCAB_SIZE
 from tests.coordinator.blocks import BlockDraft, BlockTarget
 from tests.coordinator.driving import Bench, Driven, make_plan
+from tests.coordinator.routing.fleet import kill
 from tests.coordinator.setting import OTHER_ROWS, Setting, own_tokens, plan_of
-from tests.coordinator.test_service import Stack, ask, complete, eventually, settings_of
+from tests.coordinator.test_service import SOON_S, Stack, ask, complete, eventually, settings_of
 from tests.support.coordinator_stats import stats_of
 from tests.support.scripted_ports import ToyDraft, ToyTarget
 from tests.support.statistics import chi_square_p
@@ -102,6 +103,22 @@ def test_losses_while_it_is_paused_are_made_good_when_it_goes_on(event: object) 
     setting.bench.tell(driven, SessionLoop.resume)
     setting.bench.run()
     assert driven.token_ids == own_tokens(plan)
+
+
+@pytest.mark.parametrize("rounds", range(4))
+def test_released_while_its_target_is_lost_it_is_rebuilt_when_it_goes_on(rounds: int) -> None:
+    setting, plan = Setting(draft_rows=OTHER_ROWS), plan_of(method=COUPLED)
+    driven = setting.bench.add(plan)
+    for _ in range(rounds):
+        setting.bench.round()
+    setting.bench.tell(driven, SessionLoop.pause)
+    setting.bench.to_target.clear()
+    setting.target_core.release_all()
+    setting.bench.tell(driven, SessionLoop.target_lost)
+    release(setting.bench, driven, 77)
+    setting.bench.run()
+    assert driven.token_ids == own_tokens(plan)
+    assert setting.all_is_free()
 
 
 def test_paused_and_released_at_random_output_follows_the_joint_distribution() -> None:
@@ -223,6 +240,23 @@ async def test_an_unread_request_makes_room_for_others_and_goes_on_when_it_is_re
     assert tuple(found) == expected.token_ids
     assert value(stack.coordinator, "outrider_num_requests_paused") == 0
     assert value(stack.coordinator, "outrider_request_pauses_total") >= 1
+
+
+async def test_an_unread_request_whose_target_is_lost_goes_on_when_it_is_read(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_pauses, "MAX_PAUSE_WITH_PAGES_S", 0.2)
+    request = ask(acceptance_method=COUPLED, temperature=1.0, seed=5, max_tokens=200)
+    expected = await complete(stack.coordinator, request)
+    deltas = stack.coordinator.generate_stream(request)
+    found = list((await anext(deltas)).token_ids)
+    await eventually(lambda: value(stack.coordinator, "outrider_request_pauses_total") == 1)
+    kill(stack.target)
+    await eventually(lambda: value(stack.coordinator, "outrider_num_requests_paused") == 1)
+    stack.target.faults.unreachable = False
+    async with asyncio.timeout(SOON_S):
+        await take(deltas, found)
+    assert tuple(found) == expected.token_ids
 
 
 async def test_how_long_it_was_paused_is_told_apart_from_the_queue_and_from_the_services(stack: Stack) -> None:
