@@ -148,7 +148,8 @@ class DeviceFlags:
         str | None,
         _gpus(
             "latency or throughput: choose the arrangement of several GPUs for it: apart, the target over all,"
-            " a replica of both models on each, or targets that share a draft. Default: apart.",
+            " a replica of both models on each, or targets that share a draft. Default: both on one, apart without"
+            " room.",
             "--optimize",
         ),
     ] = None

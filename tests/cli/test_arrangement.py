@@ -49,7 +49,7 @@ def cards(count: int, gigabytes: int) -> Gpus:
 def arranged(
     parent: Path,
     gpus: Gpus,
-    optimize: Load,
+    optimize: Load | None,
     shape: Mapping[str, int],
     flags: Mapping[tuple[str, str], Any] = {},
     **more: Any,
@@ -163,8 +163,58 @@ def test_heads_bound_the_number_of_gpus(tmp_path: Path) -> None:
     six = Gpus(("NVIDIA H200",) * 6, (H200,) * 6)
     found = arranged(tmp_path, six, "latency", SEVENTY_B)
     assert found.settings.target.tensor_parallel_size == 4
-    assert "for latency the target is on 4 of the 6 GPUs and the draft on one of them" in found.reason
+    assert "for latency the target is on 4 of the 6 GPUs and the draft on another one" in found.reason
     assert found.reason.endswith("and its 8 KV heads do not divide over 6 GPUs")
+    placed = place(found.settings, six).settings
+    assert (placed.draft.device, placed.coordinator.draft_ahead) == ("cuda:4", DraftAhead.AUTO)
+
+
+def test_a_draft_has_the_gpu_that_a_target_leaves_over_and_none_that_it_takes(tmp_path: Path) -> None:
+    for count, expected in [(2, "cuda:0"), (3, "cuda:2"), (4, "cuda:0"), (5, "cuda:4"), (8, "cuda:0")]:
+        parent = tmp_path / str(count)
+        parent.mkdir()
+        found = arranged(parent, cards(count, 141), "latency", LARGE)
+        placed = place(found.settings, cards(count, 141)).settings
+        assert placed.target.tensor_parallel_size == count // 2 * 2
+        assert placed.draft.device == expected
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "flags", "devices"),
+    [
+        (141, {}, ("cuda:0", "cuda:0")),
+        (28, {}, ("cuda:0", "cuda:1")),  # 18.5 GB of weights, and 16.8 for them
+        (141, {("coordinator", "draft_ahead"): "chain"}, ("cuda:0", "cuda:1")),
+        (141, {("coordinator", "draft_ahead"): "verdict"}, ("cuda:0", "cuda:0")),
+        (141, {("draft", "device"): "cuda:1"}, ("cuda:0", "cuda:1")),
+        (141, {("target", "tensor_parallel_size"): 2}, ("cuda:0", "cuda:2")),
+        (141, {("target", "kv_cache_bytes"): 10**11}, ("cuda:0", "cuda:1")),
+    ],
+)
+def test_unasked_both_models_share_a_gpu_that_has_room(
+    gigabytes: int, flags: dict[tuple[str, str], Any], devices: tuple[str, str], tmp_path: Path
+) -> None:
+    gpus = cards(4, gigabytes)
+    found = arranged(tmp_path, gpus, None, LARGE, flags)
+    placed = place(found.settings, gpus).settings
+    assert (placed.target.device, placed.draft.device) == devices
+    shares = devices[0] == devices[1]
+    assert found.reason == (
+        "target and draft share the first GPU: 18.5 GB of weights leave room for their KV caches;"
+        " --optimize latency or throughput uses the other GPUs too"
+        if shares
+        else ""
+    )
+    assert (placed.target.gpu_memory_utilization, placed.draft.gpu_memory_utilization) == (
+        (0.7, 0.2) if shares else (None, None)
+    )
+
+
+def test_unasked_nothing_is_chosen_without_a_draft_model_or_a_second_gpu(tmp_path: Path) -> None:
+    assert arranged(tmp_path, ONE, None, LARGE).reason == ""
+    flags = {("target", "model"): folder(tmp_path, "alone", LARGE), ("draft", "method"): "ngram"}
+    effective = load_all(flags, environ={})
+    assert arrange(effective.settings, TWO, None, effective.origins) == Arrangement(effective.settings)
 
 
 @pytest.mark.parametrize("optimize", ["latency", "throughput"])
@@ -187,13 +237,13 @@ def test_weights_without_room_beside_a_draft_are_refused(tmp_path: Path) -> None
     )
 
 
-def test_a_draft_has_a_gpu_of_its_own_where_the_target_lacks_room_beside_it(tmp_path: Path) -> None:
-    found = arranged(tmp_path, cards(3, 80), "latency", SEVENTY_B)
-    placed = place(found.settings, cards(3, 80)).settings
+def test_a_draft_has_a_gpu_of_its_own_where_it_lacks_room_beside_the_target(tmp_path: Path) -> None:
+    found = arranged(tmp_path, cards(4, 12), "latency", LARGE)
+    placed = place(found.settings, cards(4, 12)).settings
     assert (placed.target.device, placed.target.tensor_parallel_size, placed.draft.device) == ("cuda:0", 2, "cuda:2")
     assert found.reason.startswith(
-        "for latency the target is on 2 of the 3 GPUs and the draft on another one: where the target is on 2 of the 3"
-        " GPUs and the draft on one of them, the target needs 70.6 GB on each of them and has 56.0 GB"
+        "for latency the target is on 2 of the 4 GPUs and the draft on another one: where the target is on all 4 GPUs"
+        " and the draft on one of them, the draft needs 2.5 GB and has 2.4 GB"
     )
 
 

@@ -1,8 +1,8 @@
-"""Arrangement of the models on several GPUs for the load that a user names.
+"""Arrangement of the models on several GPUs, for the load that a user names.
 
-Owns the choice between target and draft apart, the target over all GPUs with the draft on one of them, replicas of both
-on equal parts of the GPUs, and targets that share a draft, by time and by memory, with the reason in words. Knows the
-models by their files and `config.json` only (docs/decisions/several-gpus.md).
+Owns the choice between both models on one GPU, target and draft apart, the target over all GPUs with the draft on one
+of them, replicas of both on equal parts of the GPUs, and targets that share a draft, by time and by memory, with the
+reason in words. Knows the models by their files and `config.json` only (docs/decisions/several-gpus.md).
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ _BYTES_OF_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOST = 1 << 30
 """Bound on any number of a model's shape, so that results fit a float."""
 
+_APART = (DraftAhead.CHAIN, DraftAhead.AUTO)
+"""Modes of drafting ahead that need a GPU for each model."""
 _CHOSEN_HERE = (
     ("target", "device"),
     ("target", "tensor_parallel_size"),
@@ -70,7 +72,7 @@ class Model:
 def arrange(
     settings: Settings,
     gpus: Gpus,
-    load: Load,
+    load: Load | None,
     explicit: Collection[tuple[str, str]],
     *,
     gpu_memory_utilization: float | None = None,
@@ -78,24 +80,40 @@ def arrange(
     """The arrangement for a load; ``ConfigError`` where the settings place the models already or no arrangement has
     room for the weights, ``ModelError`` for a model folder from which no size can be read.
 
-    With fewer than two GPUs there is no choice, and the reason says so.
+    Without a load, both models share a GPU if their weights have room, unless the pair is placed, has KV caches of a
+    size that was set, or drafts ahead on two GPUs: placement decides then. With fewer than two GPUs there is no choice,
+    and the reason says so.
     """
     named = next((place for place in _CHOSEN_HERE if place in explicit), None)
+    if load is None:
+        is_placed = named is not None or has_cache_size(settings.target) or has_cache_size(settings.draft)
+        is_open = not is_placed and settings.coordinator.draft_ahead not in _APART
+        return _on_one_gpu(settings, gpus) if is_open and len(gpus) > 1 else Arrangement(settings)
     if named is not None:
         raise ConfigError("--optimize", f"chooses where the models run, and {'.'.join(named)} is set; one should go")
     if len(gpus) < 2:
         return Arrangement(settings, reason=f"--optimize {load} chooses nothing with {_counted(len(gpus))}")
-    has_draft = settings.draft.method.has_model and settings.draft.model is not None
-    target = _sized(settings.target, settings.target.model)
-    draft_bytes = _sized(settings.draft, str(settings.draft.model)).num_bytes if has_draft else 0.0
-    choice = _Choice(settings, gpus, target, draft_bytes, gpu_memory_utilization)
+    choice = _choice(settings, gpus, gpu_memory_utilization)
     if load == "throughput" and (size := choice.size_of_replicas()) is not None:
         return choice.replicas(size)
     if load == "throughput" and (size := choice.size_of_targets()) is not None:
         return choice.pool(size)
     found = choice.one_of_each(load)
     is_open = ("coordinator", "draft_ahead") not in explicit
-    return _drafting_ahead(found) if is_open and load == "latency" and has_draft else found
+    return _drafting_ahead(found) if is_open and load == "latency" and choice.draft_bytes else found
+
+
+def _on_one_gpu(settings: Settings, gpus: Gpus) -> Arrangement:
+    """Both models on the first GPU if their weights leave room there; else, or without a draft, all is left open."""
+    choice = _choice(settings, gpus)
+    return choice.shared_gpu() if choice.draft_bytes and choice.has_room_for_replica(1) else Arrangement(settings)
+
+
+def _choice(settings: Settings, gpus: Gpus, utilization: float | None = None) -> _Choice:
+    has_draft = settings.draft.method.has_model and settings.draft.model is not None
+    target = _sized(settings.target, settings.target.model)
+    draft_bytes = _sized(settings.draft, str(settings.draft.model)).num_bytes if has_draft else 0.0
+    return _Choice(settings, gpus, target, draft_bytes, utilization)
 
 
 def _drafting_ahead(found: Arrangement) -> Arrangement:
@@ -132,9 +150,19 @@ class _Choice:
         """The smallest number of GPUs on which a replica leaves room for its KV cache, if the GPUs make several."""
         for size in reversed(self._sizes()):
             makes_several = size < len(self.gpus) and len(self.gpus) % size == 0
-            if makes_several and self._replica_bytes(size) <= _MOST_OF_A_GPU * self._memory:
+            if makes_several and self.has_room_for_replica(size):
                 return size
         return None
+
+    def has_room_for_replica(self, size: int) -> bool:
+        """True if a replica of both models on ``size`` GPUs leaves room for its KV cache."""
+        return self._replica_bytes(size) <= _MOST_OF_A_GPU * self._memory
+
+    def shared_gpu(self) -> Arrangement:
+        """Both models on the first GPU."""
+        room = f"{_gigabytes(self._replica_bytes(1))} of weights leave room for their KV caches"
+        more = "--optimize latency or throughput uses the other GPUs too"
+        return Arrangement(self._placed(1), reason=f"target and draft share the first GPU: {room}; {more}")
 
     def replicas(self, size: int) -> Arrangement:
         """Replicas on ``size`` GPUs each."""
@@ -178,6 +206,8 @@ class _Choice:
         shared = [self._shared(sizes[0])] if sizes[0] > 1 else []
         pays = load == "throughput" or saved_ms > _MIN_SAVING_RATIO * sums_ms
         candidates = [*shared, *apart] if pays else [apart[-1], *shared, *apart[:-1]]
+        if pays and shared and self._has_draft and sizes[0] < len(self.gpus):  # one is left over for the draft
+            candidates = [apart[0], *shared, *apart[1:]]
         found = next((each for each in candidates if not each.shortage), None)
         if found is None:
             lacks = "; ".join(each.shortage for each in candidates)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from outrider.cli.stack.arrangement import Arrangement, Load, arrange
+from outrider.cli.stack.arrangement import Load, arrange
 from outrider.cli.stack.gateways import GatewayPlan, plan_gateway, spread_over
 from outrider.cli.stack.gpus import NO_GPUS, find_gpus
 from outrider.cli.stack.held_ports import hold_port
@@ -33,7 +33,7 @@ def prepare_stack(
     """The plan for these settings; ``ConfigError`` or ``ModelError`` for the first thing that cannot work.
 
     ``gpu_memory_utilization`` is the share of each GPU's memory for all that runs on it, in (0, 1]. ``serves_http``
-    adds the gateway where the settings do not turn it off. ``optimize`` chooses the arrangement of several GPUs.
+    adds the gateway where the settings do not turn it off. ``optimize``: the load that several GPUs are arranged for.
     """
     with effective.names.in_errors():
         plan = _prepare(effective, gpu_memory_utilization, optimize, serves_http=serves_http)
@@ -52,9 +52,7 @@ def _prepare(
     check_listeners(settings, http.settings, effective.origins)
     gpus = find_gpus() if _may_need_gpu(settings) else NO_GPUS
     share = gpu_memory_utilization
-    arranged = Arrangement(settings)
-    if optimize is not None:
-        arranged = arrange(settings, gpus, optimize, effective.origins, gpu_memory_utilization=share)
+    arranged = arrange(settings, gpus, optimize, effective.origins, gpu_memory_utilization=share)
     placed = place(arranged.settings, gpus, gpu_memory_utilization=share)
     plan = plan_stack(
         placed.settings,
