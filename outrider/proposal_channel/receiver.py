@@ -103,8 +103,9 @@ class ProposalReceiver:
         """End all channels; idempotent."""
         for key in list(self._channels):
             self._end(key)
-        if self._listener is not None:
-            self._listener.close()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
 
     def _judged(self, link_id: int, scores: AnswerBatch[Any]) -> AnswerBatch[Any]:
         """Scores whose verdicts were sent where they came from, if that is wanted."""

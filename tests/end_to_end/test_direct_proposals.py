@@ -172,8 +172,6 @@ async def test_a_channel_that_breaks_changes_no_token(side: str) -> None:
                 break
             service.thread.note_read()
             await asyncio.to_thread(service.channels.close)
-            if side == "target":
-                service.channels._listener = None
             assert breaks < 3
         check_same(await running, expected)
         await introduced(stack)  # again

@@ -7,7 +7,7 @@ import contextlib
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,8 @@ from outrider.ports import EventBatch
 from outrider.recording import Recorder
 from outrider.serving.in_process import engine_thread
 from outrider.serving.in_process import link as link_module
+from outrider.serving.in_process.channel_host import NoChannels
 from outrider.serving.in_process.engine_thread import EngineThread
-from outrider.serving.in_process.link import LocalLink
 
 DEADLINE_S = 20.0
 
@@ -382,31 +382,23 @@ async def test_what_is_to_come_is_told_after_the_other_commands(core: EchoCore) 
     await asyncio.to_thread(engine.close)
 
 
-async def test_nothing_is_told_of_what_is_to_come_when_something_has_come(core: EchoCore) -> None:
-    engine: EngineThread[Any, str] = EngineThread(core)
+async def test_nothing_is_told_of_what_is_to_come_when_something_has_come(
+    core: EchoCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channels = NoChannels()
+    engine: EngineThread[Any, str] = EngineThread(core, channels=channels)
     link = engine.attach()
     core.gate.clear()
     link.send(["a"])
     assert await asyncio.to_thread(core.entered.wait, DEADLINE_S)
     link.send([score_ahead(3)])  # alone in its turn: what comes next is not taken with it
     link.send(["b"])
-    engine._handle = _sending_before(engine._handle, link)  # type: ignore[assignment, method-assign]
+    monkeypatch.setattr(channels, "handle", lambda *_: link.send(["late"]))
     core.gate.set()
     events = link.events()
     found = [(await next_events(events))[0] for _ in range(3)]
     assert found == ["a", "b", "late"], "and nothing of what is expected"
     await asyncio.to_thread(engine.close)
-
-
-def _sending_before(handle: Callable[[Any], None], link: LocalLink[Any, str]) -> Callable[[Any], None]:
-    """Messages that arrive as soon as the expected ones are handled."""
-
-    def handled(message: Any) -> None:
-        if isinstance(message.commands[0], ScoreAhead):
-            link.send(["late"])
-        handle(message)
-
-    return handled
 
 
 class TidyingCore(EchoCore):

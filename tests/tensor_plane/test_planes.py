@@ -20,8 +20,10 @@ from outrider.batched import StateBatch
 from outrider.errors import StaleReferenceError
 from outrider.planes import PlaneKind, PlaneReference
 from outrider.tensor_plane import shared_file
+from outrider.tensor_plane.control import ControlConnection
 from outrider.tensor_plane.endpoints import PeerFacts, PlaneLimits, why_not
 from outrider.tensor_plane.negotiation import Chosen, Negotiation
+from outrider.tensor_plane.opening import open_reader
 from outrider.tensor_plane.process_group import ProcessGroupReader, ProcessGroupWriter
 from outrider.tensor_plane.reader import PlaneReader, PlaneReaders
 from outrider.tensor_plane.writer import AUTOMATIC, PlaneWriter, PlaneWriters
@@ -58,6 +60,46 @@ def introduce(writers: PlaneWriters, readers: PlaneReaders) -> tuple[PlaneWriter
     writer = writers.writer(offer.offer_id)
     assert writer is not None
     return writer, reader
+
+
+@pytest.fixture
+def by_type(monkeypatch: pytest.MonkeyPatch) -> dict[str, ControlConnection]:
+    """End of a connection that was the first to send a message of a type: of "opened" a reader, of "use" a writer."""
+    found: dict[str, ControlConnection] = {}
+    send = ControlConnection.send
+
+    def noted(self: ControlConnection, message: dict[str, Any]) -> None:
+        found.setdefault(message["type"], self)
+        send(self, message)
+
+    monkeypatch.setattr(ControlConnection, "send", noted)
+    return found
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Readers' ends of the planes that were opened."""
+    found: list[Any] = []
+
+    def noted(*args: Any, **more: Any) -> Any:
+        found.append(open_reader(*args, **more))
+        return found[-1]
+
+    monkeypatch.setattr("outrider.tensor_plane.reader.open_reader", noted)
+    return found
+
+
+def copies_of(end: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the copies that the end makes from now on."""
+    copies: list[int] = []
+    copy = end.read
+
+    def read(out: torch.Tensor, offset: int) -> None:
+        copies.append(out.numel())
+        copy(out, offset)
+
+    monkeypatch.setattr(end, "read", read)
+    return copies
 
 
 @pytest.fixture
@@ -118,19 +160,11 @@ def test_a_writer_hears_of_reads_while_it_puts(pair: Pair) -> None:
 @pytest.mark.parametrize("gap", [0, 1 << 20])
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_are_read_together_but_those_that_are_stale(
-    pair: Pair, kind: PlaneKind, gap: int, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, kind: PlaneKind, gap: int, ends: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, reader = pair.connected(kind)
-    ends = ends_of(reader)
     monkeypatch.setattr(ends[0], "widest_gap_bytes", gap)
-    copies: list[int] = []
-    copy = ends[0].read
-
-    def read(out: torch.Tensor, offset: int) -> None:
-        copies.append(out.numel())
-        copy(out, offset)
-
-    monkeypatch.setattr(ends[0], "read", read)
+    copies = copies_of(ends[0], monkeypatch)
     rows = torch.randint(256, (12, 100), dtype=torch.uint8)
     first, second, third, fourth = put(writer, rows, 3, 4, 2, 3)
     reader.read(third, torch.empty_like(rows[7:9]))
@@ -230,12 +264,11 @@ def test_without_a_plane_tensors_travel_inline(pair: Pair) -> None:
 
 
 @pytest.mark.usefixtures("shared_memory_is_faster")
-def test_the_next_plane_takes_over_from_one_that_fails(pair: Pair) -> None:
+def test_the_next_plane_takes_over_from_one_that_fails(pair: Pair, by_type: dict[str, ControlConnection]) -> None:
     writer, reader = pair.connected(PlaneKind.SHARED_MEMORY, PlaneKind.GLOO)
     assert writer.report.kind == "shared_memory"
     (lost,) = put(writer, torch.ones(2, 100))
-    assert writer._chosen is not None
-    writer._chosen.trouble = "it was cut"
+    by_type["opened"].send({"type": "broken", "plane": lost.plane_id.hex(), "reason": "it was cut"})
     assert_soon(lambda: writer.report.kind == "gloo")
     assert dict(writer.report.reasons)["shared_memory"] == "it was cut"
     with pytest.raises(StaleReferenceError):
@@ -348,17 +381,11 @@ def as_batch(references: list[PlaneReference], counts: list[int], **changed: Any
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_many_sessions_come_by_one_copy(pair: Pair, kind: PlaneKind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_many_sessions_come_by_one_copy(
+    pair: Pair, kind: PlaneKind, ends: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer, reader = pair.connected(kind)
-    end = ends_of(reader)[0]
-    copies: list[int] = []
-    copy = end.read
-
-    def read(out: torch.Tensor, offset: int) -> None:
-        copies.append(out.numel())
-        copy(out, offset)
-
-    monkeypatch.setattr(end, "read", read)
+    copies = copies_of(ends[0], monkeypatch)
     rows = torch.randn(12, 10).bfloat16()
     for counts, places in (([3, 4, 5], range(12)), ([1, 4, 2], (0, 3, 4, 5, 6, 7, 8))):
         copies.clear()
@@ -375,7 +402,7 @@ def test_rows_of_many_sessions_come_by_one_copy(pair: Pair, kind: PlaneKind, mon
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_that_are_not_there_are_left_for_each_to_be_read(pair: Pair, kind: PlaneKind) -> None:
+def test_rows_that_are_not_there_are_left_for_each_to_be_read(pair: Pair, kind: PlaneKind, ends: list[Any]) -> None:
     writer, reader = pair.connected(kind, limits=impatient(transfer_s=0.3))
     rows = torch.randn(12, 10).bfloat16()
     references = put(writer, rows, 3, 4, 5)
@@ -385,7 +412,7 @@ def test_rows_that_are_not_there_are_left_for_each_to_be_read(pair: Pair, kind: 
     lying: list[dict[str, Any]] = [
         {"plane_id": bytes(16)},
         {"offsets_bytes": np.array([first, second, 1 << 63], dtype=np.uint64)},
-        {"offsets_bytes": np.array([first, second, reader_capacity(reader)], dtype=np.uint64)},
+        {"offsets_bytes": np.array([first, second, ends[0].capacity], dtype=np.uint64)},
         {"offsets_bytes": np.array([first, second + 3, third], dtype=np.uint64)},  # no whole rows apart
         {"counts": np.array([3, 4, 1 << 31], dtype=np.uint32)},
         {"sequences": sequences[[0, 1, 1]]},
@@ -399,14 +426,6 @@ def test_rows_that_are_not_there_are_left_for_each_to_be_read(pair: Pair, kind: 
     assert reader.read_rows(sound) is None  # one of them was read
     others = as_batch([references[0], references[2]], [3, 5])
     assert reader.read_rows(others) is not None
-
-
-def ends_of(reader: PlaneReader) -> list[Any]:
-    return [plane.end for plane in reader._planes.values()]
-
-
-def reader_capacity(reader: PlaneReader) -> int:
-    return int(ends_of(reader)[0].capacity)
 
 
 def test_who_knows_the_port_alone_does_not_take_the_readers_place() -> None:
@@ -467,12 +486,14 @@ def test_a_file_that_a_peer_shortens_ends_neither_process(pair: Pair, monkeypatc
         {"type": "try", "kind": "shared_memory"},
     ],
 )
-def test_a_reader_that_lies_ends_its_own_connection_at_most(pair: Pair, lie: dict[str, Any]) -> None:
+def test_a_reader_that_lies_ends_its_own_connection_at_most(
+    pair: Pair, by_type: dict[str, ControlConnection], lie: dict[str, Any]
+) -> None:
     writers = pair.writers(PlaneKind.SHARED_MEMORY)
-    writer, reader = introduce(writers, pair.readers())
+    writer, _ = introduce(writers, pair.readers())
     other, honest = introduce(writers, pair.readers())
     (lost,) = put(writer, torch.ones(4, 8))
-    reader._control.send({**lie, "plane": lost.plane_id.hex()})
+    by_type["opened"].send({**lie, "plane": lost.plane_id.hex()})
     rows, out = torch.arange(32.0).reshape(4, 8), torch.empty(4, 8)
     honest.read(put(other, rows)[0], out)
     assert torch.equal(out, rows)
@@ -491,14 +512,14 @@ def test_a_reader_that_lies_ends_its_own_connection_at_most(pair: Pair, lie: dic
         {"type": "put", "begin": -1, "end": 1 << 60, "of": [1]},
     ],
 )
-def test_a_writer_that_lies_ends_its_own_connection_at_most(pair: Pair, lie: dict[str, Any]) -> None:
+def test_a_writer_that_lies_ends_its_own_connection_at_most(
+    pair: Pair, by_type: dict[str, ControlConnection], lie: dict[str, Any]
+) -> None:
     readers = pair.readers()
     writer, _ = introduce(pair.writers(PlaneKind.GLOO), readers)
     other, _ = introduce(pair.writers(PlaneKind.SHARED_MEMORY), readers)
     (lost,) = put(writer, torch.ones(4, 8))
-    control = writer._control
-    assert control is not None
-    control.send({**lie, "plane": lost.plane_id.hex()})
+    by_type["use"].send({**lie, "plane": lost.plane_id.hex()})
     rows, out = torch.arange(32.0).reshape(4, 8), torch.empty(4, 8)
     readers.read(put(other, rows)[0], out)
     assert torch.equal(out, rows)

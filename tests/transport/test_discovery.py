@@ -100,14 +100,17 @@ async def test_certificates_bear_the_name_and_not_the_address_behind_it() -> Non
     names = Names(targets=["10.0.0.1"])
     for given, expected in ((None, "targets"), ("other.example", "other.example")):
         security = ClientSecurity(tls=Tls(ca_file="/ca", server_name=given))
-        (port,) = (await replicas("targets:1", names, security).find()).values()
-        assert tls_of(port) == Tls(ca_file="/ca", server_name=expected)
-    (port,) = (await replicas("10.0.0.1:1", names, ClientSecurity(tls=Tls(ca_file="/ca"))).find()).values()
-    assert tls_of(port) == Tls(ca_file="/ca")
+        assert await certificate("targets:1", names, security) == Tls(ca_file="/ca", server_name=expected)
+    assert await certificate("10.0.0.1:1", names, ClientSecurity(tls=Tls(ca_file="/ca"))) == Tls(ca_file="/ca")
 
 
-def tls_of(port: Any) -> Tls | None:
-    tls: Tls | None = port._security.tls
+async def certificate(addresses: str, names: Names, security: ClientSecurity) -> Tls | None:
+    """TLS with which the only address is connected."""
+    found: RemoteReplicas[Any] = RemoteReplicas(
+        addresses, lambda _, own: own.tls, security, interval_s=1.0, setting="target_address", resolve=names
+    )
+    tls: Tls | None
+    (tls,) = (await found.find()).values()
     return tls
 
 

@@ -336,19 +336,19 @@ async def test_links_that_end_while_a_heartbeat_is_on_its_way(
     # gRPC tells a client that writes while its call ends of an internal error, not of the call's status.
     monkeypatch.setattr(remote_link, "HEARTBEAT_INTERVAL_S", 1e6)
     target = ToyTarget(ROWS, V, num_pages=8)
-    server = await serve("target", target)
-    for turn in range(30):
-        talk = await attached(RemoteTarget(server.address, link_timeout_s=DEADLINE_S))
-        for generation in range(3, 3 + turn):
-            await talk.say(Score(1, generation, 0, EMPTY_PREFIX, PROMPT))
-        if turn % 3 == 0:
-            target.break_links()
-            with pytest.raises(UnavailableError, match="broken as told"):
-                await talk.hear()
-        elif turn % 3 == 1:
-            await talk.link._channel.close()
-        await talk.link.close()
-        await eventually(lambda: target.num_pages_free == 8)
+    async with TcpProxy(port_of(await serve("target", target))).running() as proxy:
+        for turn in range(30):
+            talk = await attached(RemoteTarget(proxy.address, link_timeout_s=DEADLINE_S))
+            for generation in range(3, 3 + turn):
+                await talk.say(Score(1, generation, 0, EMPTY_PREFIX, PROMPT))
+            if turn % 3 == 0:
+                target.break_links()
+                with pytest.raises(UnavailableError, match="broken as told"):
+                    await talk.hear()
+            elif turn % 3 == 1:
+                proxy.cut()
+            await talk.link.close()
+            await eventually(lambda: target.num_pages_free == 8)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 

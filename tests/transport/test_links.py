@@ -39,6 +39,7 @@ from outrider.types import (
 )
 from tests.support.equality import same
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows, reversed_rows
+from tests.support.tcp_proxy import TcpProxy
 from tests.transport.conftest import Serve
 
 V = 9
@@ -178,29 +179,31 @@ async def test_reading_goes_on_while_nothing_is_read_from_us(serve: Serve) -> No
     await link.close()
 
 
-@pytest.mark.parametrize("way", ["close", "cancelled reader", "channel gone"])
+@pytest.mark.parametrize("way", ["close", "cancelled reader", "cut"])
 async def test_however_a_link_ends_its_sessions_are_released(serve: Serve, way: str) -> None:
     draft = ToyDraft(DRAFT_ROWS, V, num_pages=8)
-    remote = RemoteDraft((await serve("draft", draft)).address)
-    talk = Talk(await remote.attach())
-    await talk.say(opening(1), Extend(1, 2, 0, EMPTY_PREFIX, PROMPT, 1))
-    assert draft.num_pages_free == 0
-    if way == "close":
-        await talk.link.close()
-        assert draft.num_pages_free == 8  # released by the time it returns
-        await talk.link.close()
-    elif way == "channel gone":
-        await talk.link._channel.close()
-    else:
-        reader = asyncio.create_task(talk.hear())
-        await asyncio.sleep(0)
-        reader.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reader
-        await talk.link.close()
-    async with asyncio.timeout(20):
-        while draft.num_pages_free != 8:
-            await asyncio.sleep(0.001)
+    server = await serve("draft", draft)
+    async with TcpProxy(int(server.address.rpartition(":")[2])).running() as proxy:
+        remote = RemoteDraft(proxy.address)
+        talk = Talk(await remote.attach())
+        await talk.say(opening(1), Extend(1, 2, 0, EMPTY_PREFIX, PROMPT, 1))
+        assert draft.num_pages_free == 0
+        if way == "close":
+            await talk.link.close()
+            assert draft.num_pages_free == 8  # released by the time it returns
+            await talk.link.close()
+        elif way == "cut":
+            proxy.cut()
+        else:
+            reader = asyncio.create_task(talk.hear())
+            await asyncio.sleep(0)
+            reader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+            await talk.link.close()
+        async with asyncio.timeout(20):
+            while draft.num_pages_free != 8:
+                await asyncio.sleep(0.001)
     assert draft.link.is_closed
 
 

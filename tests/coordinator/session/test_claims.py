@@ -116,13 +116,13 @@ def test_claims_are_not_taken_of_a_session_that_samples_in_the_coordinator() -> 
 
 
 def test_the_comparison_finds_a_claim_of_another_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A control: a table that keeps one token less is not what sessions alone say."""
-    commit = PreparedClaims._commit
+    """A control: a table that commits other tokens is not what sessions alone say."""
+    take = PreparedClaims.take
 
-    def wrong(self: Any, which: Any, counts: Any, accepted: Any, *rest: Any) -> None:
-        commit(self, which, counts, np.maximum(accepted - 1, 0), *rest)
+    def wrong(self: Any, answers: Any, *rest: Any, **more: Any) -> Any:
+        return take(self, replace(answers, token_ids=answers.token_ids ^ 1), *rest, **more)
 
-    monkeypatch.setattr(PreparedClaims, "_commit", wrong)
+    monkeypatch.setattr(PreparedClaims, "take", wrong)
     with pytest.raises((AssertionError, IndexError)):
         for seed in range(3):
             test_claims_of_many_are_those_of_each_alone(seed, is_controlled=False)

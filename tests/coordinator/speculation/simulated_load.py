@@ -64,13 +64,19 @@ class H200:
         return 0.007 * tokens
 
 
-def profile_of(pair: H200, target_bias: float = 0.9, draft_bias: float = 1.15) -> StepCosts:
-    """Profile that the pair's services would have measured at start, wrong by these factors."""
+def costs_of(pair: H200, target_bias: float = 0.9, draft_bias: float = 1.15) -> dict[str, list[StepCost]]:
+    """Step costs that the pair's services would have measured at start, wrong by these factors."""
     rows, lengths = (1, 4, 16, 64, 256), (1, 2, 4, 6, 9)
     points = [(count, length) for count in rows for length in lengths]
     target = [(*point, target_bias * pair.target(point[0], point[0] * point[1])) for point in points]
     draft = [(*point, draft_bias * pair.draft(*point)) for point in points]
-    return StepCosts(*([StepCost(n, k, 128, round(1e6 * ms)) for n, k, ms in each] for each in (target, draft)))
+    found = {"target_costs": target, "draft_costs": draft}
+    return {name: [StepCost(n, k, 128, round(1e6 * ms)) for n, k, ms in each] for name, each in found.items()}
+
+
+def profile_of(pair: H200, *biases: float) -> StepCosts:
+    """The same as a controller's profile."""
+    return StepCosts(*costs_of(pair, *biases).values())
 
 
 @dataclass(frozen=True)

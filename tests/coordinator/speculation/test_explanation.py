@@ -10,7 +10,7 @@ import pytest
 from outrider.ports import ForwardReport
 from outrider_coordinator.speculation import DraftLengthPolicy, Mode
 from outrider_coordinator.speculation.explanation import draft_length_reason, reason_of
-from tests.coordinator.speculation.simulated_load import H200, Controlled, Load
+from tests.coordinator.speculation.simulated_load import H200, Controlled, Load, costs_of
 
 TARGET = "target"
 
@@ -18,8 +18,11 @@ TARGET = "target"
 def policy_of(num_users: int, acceptance: float, seconds: float, *, max_length: int = 8) -> DraftLengthPolicy:
     """A policy whose controller serves these users for so long."""
     policy = DraftLengthPolicy(8, is_controlled=True)
-    users = Controlled(Load(H200(), lambda now, number: acceptance, seed=1), max_length=max_length)
-    policy._controllers[TARGET] = users.controller
+    first, pair = policy.session(None), H200()
+    policy.enter(first, TARGET, **costs_of(pair))
+    load = Load(pair, lambda now, number: acceptance, seed=1)
+    users = Controlled(load, max_length=max_length, controller=policy.controller(TARGET))
+    policy.leave(first)
     users.run(num_users, seconds)
     return policy
 

@@ -18,7 +18,6 @@ from outrider.ports import Release, Scores, SessionLost
 from outrider.prefix_hash import prefix_hash
 from outrider.proposal_channel.pushes import Pushes, text_hash
 from outrider.serving.decode import steps_ahead
-from outrider.serving.decode.steps_ahead import StepsAhead
 from outrider.serving.engine_core import EngineCore
 from outrider.types import AcceptanceMethod, SamplingParams
 from outrider_target.service import build_core
@@ -229,7 +228,7 @@ def test_claims_are_answered_where_their_step_cannot_be_begun(monkeypatch: pytes
     monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 10**15)
     sessions.begin_chains(sessions.texts)
     before = [len(text.tokens) for text in sessions.texts]
-    monkeypatch.setattr(StepsAhead, "_step", lambda *_: None)
+    monkeypatch.setattr(sessions.driver.core.executor, "takes_batch", lambda _: False)
     sessions.claim(sessions.texts)
     sessions.push([(text.number, len(text.tokens) - 1, [1]) for text in sessions.texts])
     sessions.take(sessions.until_idle())

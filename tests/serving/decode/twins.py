@@ -330,9 +330,8 @@ class Twins:
                     for one in sessions
                 ]
             )  # fmt: skip
-            check = getattr(core.sessions._store, "check_integrity", None)
-            if check is not None:
-                check()
+            if (runner := getattr(core.executor, "runner", None)) is not None:
+                runner.sequences.check_integrity()
         assert books[0] == books[1]
 
     def _take(self, event: Any) -> None:
