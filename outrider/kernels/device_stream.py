@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from outrider.serving.timer_slack import POLL_INTERVAL_S, reduce_timer_slack
+from outrider.timer_slack import POLL_INTERVAL_S, reduce_timer_slack
 from outrider.types import IntArray
 
 

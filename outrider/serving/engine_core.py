@@ -29,8 +29,8 @@ from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import SequenceT, Session, SessionKey
 from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.stats import ServiceStats
-from outrider.serving.timer_slack import POLL_INTERVAL_S
 from outrider.serving.token_budget import TokenBudget
+from outrider.timer_slack import POLL_INTERVAL_S
 
 _MAX_STEPS_WITHOUT_FORWARD = 32
 """Events that need no forward leave first, for no more steps in a row: a link that asks for nothing else holds up no

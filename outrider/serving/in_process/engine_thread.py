@@ -28,8 +28,8 @@ from outrider.serving.in_process.channel_host import CHANNEL_COMMANDS, ChannelHo
 from outrider.serving.in_process.inbox import Inbox
 from outrider.serving.in_process.link import MAX_PENDING_COMMANDS, LocalLink
 from outrider.serving.in_process.plane_host import PLANE_COMMANDS, NoPlanes, PlaneHost
-from outrider.serving.timer_slack import reduce_timer_slack
 from outrider.stalls import NO_STALL, Stall, StallClock
+from outrider.timer_slack import reduce_timer_slack
 
 _log = logging.getLogger(__name__)
 
