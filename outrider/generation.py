@@ -61,6 +61,8 @@ class GenerationRequest:
     acceptance_method: AcceptanceMethod | None = None
     draft_ahead: bool = True
     """Let a draft and its target begin steps before they are asked for, as far as the coordinator does."""
+    priority: int = 0
+    """Place in the queue: lower is earlier. Only for coordinators with ``scheduling_policy: priority``."""
     request_id: str = ""
     cache_salt: str = ""
     """Work on prompts that was cached is shared only between requests of the same salt."""

@@ -35,6 +35,7 @@ def checks_of_request(request: GenerationRequest) -> Work[None]:
         raise InvalidRequestError("min_tokens", f"must be at most max_tokens {request.max_tokens}")
     _check_grammar(request)
     _check_optional("seed", request.seed, 0, MAX_SEED)
+    _check_integer("priority", request.priority, -limits.MAX_PRIORITY, limits.MAX_PRIORITY)
     _check_optional("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     _check_optional("prompt_logprobs", request.prompt_logprobs, 0, MAX_LOGPROBS)
     _check_optional("num_speculative_tokens", request.num_speculative_tokens, 0, MAX_DRAFT_LENGTH)

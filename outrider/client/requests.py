@@ -122,6 +122,10 @@ class GenerateOptions(TypedDict, total=False):
         bool,
         Doc("Let draft and target begin steps before they are asked for, where the server does, True."),
     ]
+    priority: Annotated[
+        int,
+        Doc("Place in the queue of a server with scheduling_policy priority: lower is earlier, 0."),
+    ]
     timeout: Annotated[float | None, Doc("Seconds until `DeadlineError`, over all attempts; None waits for ever.")]
     resume: Annotated[
         bool,
@@ -169,6 +173,7 @@ DEFAULTS: Mapping[str, object] = {
     "ignore_eos": False,
     "include_stop_str_in_output": False,
     "draft_ahead": True,
+    "priority": 0,
     "resume": False,
     "resume_timeout": DEFAULT_RESUME_TIMEOUT_S,
     "max_retries": 0,
@@ -229,6 +234,7 @@ def building(options: GenerateOptions) -> Work[tuple[GenerationRequest, float | 
         num_speculative_tokens=given.get("num_speculative_tokens"),
         acceptance_method=_method(given.get("acceptance_method")),
         draft_ahead=_flag("draft_ahead", given, default=True),
+        priority=given.get("priority", 0),
         request_id=_text("request_id", given.get("request_id")) or "",
         cache_salt=_text("cache_salt", given.get("cache_salt")) or "",
         trace_parent=trace.trace_parent if trace else "",

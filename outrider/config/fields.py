@@ -127,6 +127,14 @@ class DraftLengthMode(enum.StrEnum):
     FIXED = "fixed"
 
 
+class SchedulingPolicy(enum.StrEnum):
+    """Order of waiting requests."""
+
+    FCFS = "fcfs"
+    """First come, first served."""
+    PRIORITY = "priority"
+
+
 class DraftAhead(enum.StrEnum):
     """Drafting ahead: what a draft computes before the coordinator asks for it."""
 

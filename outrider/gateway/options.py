@@ -16,7 +16,7 @@ _SAME = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
     *("min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
     *("allowed_token_ids", "bad_words", "cache_salt", "num_speculative_tokens", "acceptance_method"),
-    "draft_ahead",
+    *("draft_ahead", "priority"),
 )
 """Fields that the SDK has under the same name."""
 _LARGEST_BIAS = 100.0

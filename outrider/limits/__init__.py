@@ -29,6 +29,7 @@ class Bound:
 
 
 MAX_SEED = (1 << 64) - 1
+MAX_PRIORITY = (1 << 63) - 1
 MAX_TOKENS = (1 << 31) - 1
 MAX_LOGPROBS = 1024
 """The most that the setting ``max_logprobs`` can allow."""

@@ -21,7 +21,7 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt_text", "prompt_token_ids", "packed_prompt_token_ids", "chat", "max_tokens", "sampling", "bad_words", "seed", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "logprobs", "prompt_logprobs", "num_speculative_tokens", "acceptance_method", "draft_ahead", "request_id", "cache_salt", "resumable", "resume", "add_special_tokens", "skip_special_tokens")
+    __slots__ = ("prompt_text", "prompt_token_ids", "packed_prompt_token_ids", "chat", "max_tokens", "sampling", "bad_words", "seed", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "logprobs", "prompt_logprobs", "num_speculative_tokens", "acceptance_method", "draft_ahead", "priority", "request_id", "cache_salt", "resumable", "resume", "add_special_tokens", "skip_special_tokens")
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PACKED_PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class GenerateRequest(_message.Message):
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_METHOD_FIELD_NUMBER: _ClassVar[int]
     DRAFT_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     RESUMABLE_FIELD_NUMBER: _ClassVar[int]
@@ -62,13 +63,14 @@ class GenerateRequest(_message.Message):
     num_speculative_tokens: int
     acceptance_method: _sampling_pb2.AcceptanceMethod
     draft_ahead: bool
+    priority: int
     request_id: str
     cache_salt: str
     resumable: bool
     resume: Resumption
     add_special_tokens: bool
     skip_special_tokens: bool
-    def __init__(self, prompt_text: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[_sampling_pb2.TokenSequence, _Mapping]] = ..., packed_prompt_token_ids: _Optional[bytes] = ..., chat: _Optional[_Union[_chat_pb2.Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., bad_words: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., include_stop_str_in_output: bool = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., draft_ahead: bool = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., resumable: bool = ..., resume: _Optional[_Union[Resumption, _Mapping]] = ..., add_special_tokens: bool = ..., skip_special_tokens: bool = ...) -> None: ...
+    def __init__(self, prompt_text: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[_sampling_pb2.TokenSequence, _Mapping]] = ..., packed_prompt_token_ids: _Optional[bytes] = ..., chat: _Optional[_Union[_chat_pb2.Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., bad_words: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., include_stop_str_in_output: bool = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., draft_ahead: bool = ..., priority: _Optional[int] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., resumable: bool = ..., resume: _Optional[_Union[Resumption, _Mapping]] = ..., add_special_tokens: bool = ..., skip_special_tokens: bool = ...) -> None: ...
 
 class Resumption(_message.Message):
     __slots__ = ("emitted_token_ids", "model")

@@ -132,7 +132,7 @@ def test_flags_that_set_what_set_sets(read: Any) -> None:
         ),
         *("--allowed-origins", '["https://a.example", "https://b.example"]', "--allow-credentials"),
         *("--logprobs-mode", "processed_logprobs", "--disable-custom-all-reduce", "--num_gpu_blocks_override", "70"),
-        *("-ep", "--calculate-kv-scales", "--kv-cache-dtype", "fp8"),
+        *("-ep", "--calculate-kv-scales", "--kv-cache-dtype", "fp8", "--scheduling-policy", "priority"),
     )
     gateway = settings.gateway
     assert (gateway.tls_key_file, gateway.tls_cert_file, gateway.root_path, gateway.num_processes) == (
@@ -142,7 +142,7 @@ def test_flags_that_set_what_set_sets(read: Any) -> None:
     assert (gateway.allowed_origins, gateway.allow_credentials) == ("https://a.example,https://b.example", True)
     assert (settings.coordinator.logprobs_mode, settings.coordinator.drain_grace_s) == ("processed", 9.0)
     assert (settings.target.one_shot_all_reduce, settings.target.num_pages) == (False, 70)
-    assert settings.target.enable_expert_parallel
+    assert settings.target.enable_expert_parallel and settings.coordinator.scheduling_policy == "priority"
     assert (settings.target.kv_cache_scales, settings.draft.kv_cache_scales) == ("measured", "measured")
 
 

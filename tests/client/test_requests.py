@@ -80,6 +80,9 @@ BAD: list[tuple[str, Any]] = [
     ("stop_token_ids", 3),
     ("ignore_eos", "no"),
     ("draft_ahead", "no"),
+    ("priority", 0.5),
+    ("priority", "high"),
+    ("priority", 1 << 63),
     ("include_stop_str_in_output", 1),
     ("logprobs", -1),
     ("logprobs", 1025),
@@ -187,7 +190,7 @@ def test_the_options_are_the_documented_ones() -> None:
     documented = (
         "max_tokens min_tokens temperature top_p top_k min_p repetition_penalty frequency_penalty presence_penalty"
         " logit_bias bad_words allowed_token_ids seed stop stop_token_ids ignore_eos include_stop_str_in_output"
-        " logprobs prompt_logprobs num_speculative_tokens acceptance_method draft_ahead"
+        " logprobs prompt_logprobs num_speculative_tokens acceptance_method draft_ahead priority"
         " timeout request_id prompt prompt_token_ids"
         " max_retries best_of use_beam_search trace_parent trace_state resume resume_timeout cache_salt messages tools"
         " documents"

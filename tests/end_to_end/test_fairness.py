@@ -15,8 +15,9 @@ from outrider.client.requests import build_request
 from outrider.generation import GenerationResult
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Score
-from tests.end_to_end.faults import Rows, around_forwards
-from tests.end_to_end.waiting import DEADLINE_S, Reader, all_free
+from tests.end_to_end.faults import Rows, around_forwards, gate_of
+from tests.end_to_end.waiting import DEADLINE_S, Reader, all_free, eventually
+from tests.support.coordinator_stats import stats_of
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
 
@@ -163,6 +164,27 @@ def check_nobody_waits(forwards: list[dict[int, int]], arrivals: Arrivals, *, is
     assert len(of_running) > 30
     for num_before in of_running:
         assert any(RUNNING in forward for forward in forwards[max(0, num_before - is_ahead) : num_before + 1])
+
+
+@WIRE
+async def test_waiting_requests_go_by_priority(wire: bool) -> None:
+    one_at_a_time: dict[str, Any] = {"scheduling_policy": "priority", "max_running_requests": 1}
+    async with run_stack(TARGET, None, wire=wire, **one_at_a_time, **PATIENT) as stack:
+        ended: list[int] = []
+
+        async def ask(first: int, priority: int) -> None:
+            await stack.generate(prompt_token_ids=[first, 1], max_tokens=3, temperature=0, priority=priority)
+            ended.append(first)
+
+        with gate_of(stack.target.runner) as gate:
+            asking = [asyncio.create_task(ask(0, 9))]
+            await gate.shut()  # it runs, and gives way to none
+            for first, priority in [(1, 3), (2, 0), (3, -3)]:
+                asking.append(asyncio.create_task(ask(first, priority)))
+                await eventually(lambda: stats_of(stack.coordinator).num_waiting == len(asking) - 1, "it waits")
+            gate.open()
+            await asyncio.gather(*asking)
+    assert ended == [0, 3, 2, 1]
 
 
 async def test_a_running_streams_gap_during_a_long_prefill_is_one_forward_at_most() -> None:

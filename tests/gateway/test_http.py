@@ -82,7 +82,7 @@ def test_every_field_that_is_understood_reaches_the_coordinator(service: Service
         "seed": -1, "stop": ["a", "b"], "stop_token_ids": [9], "ignore_eos": True, "include_stop_str_in_output": True,
         "skip_special_tokens": False, "allowed_token_ids": [1, 2], "bad_words": ["x"], "cache_salt": "salt",
         "num_speculative_tokens": 3, "acceptance_method": "coupled", "user": "me", "no_such_field": 1,
-        "draft_ahead": False,
+        "draft_ahead": False, "priority": -3,
     }  # fmt: skip
     assert complete(gateway, **fields).status == 200
     assert chat(gateway, **fields).status == 200
@@ -96,7 +96,7 @@ def test_every_field_that_is_understood_reaches_the_coordinator(service: Service
         assert sampling.allowed_token_ids == (1, 2) and request.bad_words == ("x",)
         assert (request.cache_salt, request.num_speculative_tokens) == ("salt", 3)
         assert request.acceptance_method is AcceptanceMethod.COUPLED and not request.defaulted
-        assert not request.draft_ahead
+        assert not request.draft_ahead and request.priority == -3
 
 
 def test_null_is_the_same_as_leaving_a_field_out(service: Service, gateway: Gateway) -> None:

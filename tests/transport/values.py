@@ -306,6 +306,7 @@ requests = st.builds(
     num_speculative_tokens=st.none() | u32,
     acceptance_method=st.none() | methods,
     draft_ahead=st.booleans(),
+    priority=st.integers(-(1 << 63), (1 << 63) - 1),
     request_id=text,
     cache_salt=text,
     resumable=st.booleans(),

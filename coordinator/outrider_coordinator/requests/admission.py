@@ -1,12 +1,14 @@
 """Admission: running and waiting requests.
 
-First in, first out: no request overtakes another, so that short requests do not starve long ones. Only requests that
-started together may change their order, if some of them find no room. Paused requests are neither running nor in the
+First in, first out among requests of one priority: none overtakes another, so that short requests do not starve long
+ones; those of a lower number go first. Only requests that started together may change their order, if some of them find
+no room. Running requests give way to none. Paused requests are neither running nor in the
 queue. Plain Python, without sessions or services.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import deque
 from typing import Generic, TypeVar
@@ -29,7 +31,8 @@ class Admission(Generic[EntryT]):
         self._waiting: deque[EntryT] = deque()
         self._paused: dict[EntryT, None] = {}
         self._is_blocked = False
-        self._arrivals: dict[EntryT, int] = {}
+        self._arrivals: dict[EntryT, tuple[int, int]] = {}
+        """Priority and number of each entry: its place in the queue."""
         self._arrival_numbers = itertools.count()
         self._is_short_of_room = False
         """An entry found no room, and the queue has not been empty since: entries are started one by one."""
@@ -70,16 +73,16 @@ class Admission(Generic[EntryT]):
         """Change the limit. Entries beyond a lower limit continue; none starts until fewer run."""
         self._max_running = max_running
 
-    def submit(self, entry: EntryT) -> None:
-        """Append an entry to the queue; ``CapacityError`` if the queue is full."""
+    def submit(self, entry: EntryT, *, priority: int = 0) -> None:
+        """Put an entry into the queue behind those of its priority; ``CapacityError`` if the queue is full."""
         is_free = not self._waiting and self._has_place()
         if not is_free and len(self._waiting) >= self._max_queue:
             raise CapacityError(
                 f"{len(self._running)} requests run and {len(self._waiting)} wait: no more can be taken",
                 retry_after_ms=RETRY_AFTER_MS,
             )
-        self._arrivals[entry] = next(self._arrival_numbers)
-        self._waiting.append(entry)
+        self._arrivals[entry] = priority, next(self._arrival_numbers)
+        self._enqueue(entry)
 
     def next(self) -> EntryT | None:
         """Return the next entry that may run now, if any."""
@@ -124,8 +127,9 @@ class Admission(Generic[EntryT]):
         return True
 
     def _enqueue(self, entry: EntryT) -> None:
-        place = sum(self._arrivals[other] < self._arrivals[entry] for other in self._waiting)
+        place = bisect.bisect(self._waiting, self._arrivals[entry], key=self._arrivals.__getitem__)
         self._waiting.insert(place, entry)
+        self._is_blocked = self._is_blocked and place > 0  # a new head may have room where the last one had none
 
     def unblock(self) -> None:
         """Let entries start again, after room may have become free."""

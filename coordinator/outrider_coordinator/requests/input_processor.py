@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.config import CoordinatorSettings
-from outrider.config.fields import GenerationConfig, RejectionSampleMethod
+from outrider.config.fields import GenerationConfig, RejectionSampleMethod, SchedulingPolicy
 from outrider.cooperative import Work, is_long, run, slices_of
 from outrider.errors import InvalidRequestError
 from outrider.generation import DEFAULTABLE, TO_THE_END, GenerationRequest, Started
@@ -135,6 +135,7 @@ class InputProcessor:
             num_prompt_logprobs=request.prompt_logprobs,
             logprobs_mode=self._settings.logprobs_mode,
             draft_ahead=request.draft_ahead,
+            priority=request.priority,
             request_id=request.request_id or uuid.uuid4().hex,
             cache_salt=request.cache_salt,
             skip_special_tokens=request.skip_special_tokens,
@@ -163,6 +164,8 @@ class InputProcessor:
         for name, value in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
             if value is not None:
                 self._check_logprobs(name, value)
+        if request.priority and self._settings.scheduling_policy is not SchedulingPolicy.PRIORITY:
+            raise InvalidRequestError("priority", "must be 0, since the server's scheduling_policy is fcfs")
         if self.tokenizer is None:
             for name, texts in (("stop", request.stop), ("bad_words", request.bad_words)):
                 if texts:

@@ -90,7 +90,7 @@ class RequestManager:
 
     def submit(self, request_state: RequestState) -> None:
         """Admit a request to the queue; ``CapacityError`` if the queue is full."""
-        self.admission.submit(request_state)
+        self.admission.submit(request_state, priority=request_state.loop.engine_request.priority)
         self.endings.num_prompt_tokens += len(request_state.loop.engine_request.prompt_token_ids)
         self.endings.num_resumed += bool(request_state.loop.engine_request.emitted_token_ids)
         self._note_load()

@@ -31,6 +31,8 @@ class EngineRequest:
     """The request's own draft length; None is the coordinator's."""
     draft_ahead: bool = True
     """Draft and target may begin its steps before they are asked for."""
+    priority: int = 0
+    """Place in the queue: lower is earlier."""
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     logprobs_mode: LogprobsMode = LogprobsMode.RAW

@@ -50,6 +50,7 @@ SETTINGS = {
     "--num-gpu-blocks-override": "target.num_pages",
     "--reasoning-parser": "gateway.reasoning_parser",
     "--root-path": "gateway.root_path",
+    "--scheduling-policy": "coordinator.scheduling_policy",
     "--shutdown-timeout": "coordinator.drain_grace_s",
     "--ssl-ca-certs": "gateway.tls_client_ca_file",
     "--ssl-certfile": "gateway.tls_cert_file",
@@ -192,8 +193,8 @@ VALUES = {
     "each token is sent when it is there, within coordinator.max_stream_messages_per_s": (
         "--stream-interval=1 --sse-keep-alive-interval=0"
     ),
-    "requests run in the order of their arrival": (
-        "--scheduling-policy=fcfs --scheduler-cls --scheduler-delay-factor=0.0|0"
+    "requests run in the order of their arrival, or by --scheduling-policy": (
+        "--scheduler-cls --scheduler-delay-factor=0.0|0"
     ),
     "clients need a certificate exactly if --ssl-ca-certs is given": "--ssl-cert-reqs=2",
     "the ciphers are Python's": "--ssl-ciphers",

@@ -25,6 +25,7 @@ from outrider.config.fields import (
     Positive,
     PositiveSeconds,
     RejectionSampleMethod,
+    SchedulingPolicy,
     Seconds,
     Text,
 )
@@ -142,6 +143,11 @@ class CoordinatorSettings(Section):
         256, description="Requests that run at the same time, for each target that is attached."
     )
     max_queue: NonNegative = Field(256, description="Maximum number of waiting requests; more are refused.")
+    scheduling_policy: SchedulingPolicy = Field(
+        SchedulingPolicy.FCFS,
+        description="Order of waiting requests. fcfs: that of arrival; priority: by priority, which any caller may set,"
+        " lower ones first.",
+    )
     max_open_request_bytes: Positive = MAX_OPEN_REQUEST_BYTES
     max_stream_messages_per_s: NonNegative = Field(
         10_000,

@@ -96,6 +96,8 @@ class GenerationFields(BaseModel):
     num_speculative_tokens: int | None = None
     acceptance_method: str | None = None
     draft_ahead: bool | None = None
+    priority: int | None = None
+    """Place in the coordinator's queue: lower is earlier."""
 
     @property
     def misspelled(self) -> Mapping[str, str]:

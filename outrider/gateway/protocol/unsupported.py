@@ -19,7 +19,6 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "logprob_token_ids": (([],), "is not supported: logprobs are of the likeliest tokens"),
     "prompt_embeds": (([],), "is not supported: send text or token ids"),
     "suffix": (("",), "is not supported: text is only continued"),
-    "priority": ((0,), "is not supported: requests are served in the order of their arrival"),
     "spaces_between_special_tokens": ((True,), "is not supported: the tokenizer decides"),
     "guided_whitespace_pattern": ((), "is not supported: blanks between two parts of JSON are at most 32"),
     "repetition_detection": ((), "is not supported"),

@@ -119,6 +119,37 @@ def test_the_end_of_the_blocked_one_itself_unblocks_and_that_of_another_does_not
     assert books.next() == "e"
 
 
+def test_a_lower_number_goes_first_and_equal_ones_by_arrival() -> None:
+    books = admission(max_running=1, max_queue=4, entries="a")
+    for entry, priority in [("b", 0), ("c", 5), ("d", -1), ("e", 0)]:
+        books.submit(entry, priority=priority)
+    assert books.waiting == ("d", "b", "e", "c")
+    assert books.next() is None  # no running one gives way
+    with pytest.raises(CapacityError):
+        books.submit("f", priority=-9)
+    books.pause("b")
+    books.leave("a")
+    assert books.next() == "d"
+    assert books.resume("b")
+    books.leave("d")
+    assert [books.next(), *books.waiting] == ["b", "e", "c"]
+
+
+def test_an_urgent_one_is_tried_at_once_and_one_that_goes_behind_unblocks_nothing() -> None:
+    books = admission(max_running=3, max_queue=4, entries="ab")
+    books.put_back("b")
+    books.submit("c", priority=1)
+    assert books.next() is None
+    books.submit("d", priority=-1)
+    assert (books.next(), books.next()) == ("d", None)
+    books.put_back("d")
+    assert books.waiting == ("d", "b", "c")
+    books.leave("b")
+    assert books.next() is None  # it is the head that finds no room
+    books.leave("d")
+    assert books.next() == "c"
+
+
 def test_leaving_twice_does_nothing() -> None:
     books = admission(entries="a")
     books.leave("a")

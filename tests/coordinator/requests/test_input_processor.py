@@ -162,6 +162,12 @@ def test_logprobs_may_be_switched_off(field: str) -> None:
         input_processor(disable_logprobs=True).process(ask(**{field: 0}))
 
 
+def test_priorities_are_of_a_server_that_orders_requests_by_them() -> None:
+    with pytest.raises(InvalidRequestError, match="priority: must be 0, since the server's scheduling_policy is fcfs"):
+        input_processor().process(ask(priority=-1))
+    assert input_processor(scheduling_policy="priority").process(ask(priority=-1)).priority == -1
+
+
 @pytest.mark.parametrize("fields", [{}, {"stop": ("x",)}, {"bad_words": ("x",)}], ids=["prompt", "stop", "bad_words"])
 def test_without_a_tokenizer_text_is_refused(fields: dict[str, Any]) -> None:
     prompt = {"prompt": None, "prompt_token_ids": (1,)} if fields else {}
