@@ -7,6 +7,7 @@ output scheduler until the commands have left.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -35,6 +36,7 @@ from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session.target_events import is_stale_loss
 from outrider_coordinator.stats.request_timings import RequestTimings
 
+_log = logging.getLogger(__name__)
 _now = RequestTimings.now
 _TURNS_TO_SEND = 3
 """Turns of the event loop after which the commands of this turn are written: they are put together in the next one and
@@ -170,7 +172,11 @@ class SessionDriver:
 
     def _take_early(self) -> None:
         for target, scores in self._batches.take_early():
-            self.on_target_batch(target, scores)
+            try:
+                self.on_target_batch(target, scores)
+            except Exception:  # otherwise it would end the link of the draft, which is read now
+                _log.exception("held scores of the target at %s could not be judged", target)
+                target.connection.end_link()
 
     def _process_draft_events(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
         self._post_process_named(batch)

@@ -158,6 +158,11 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         with contextlib.suppress(UnavailableError):
             link.send([command])
 
+    def end_link(self) -> None:
+        """Break the link, after which all is sent again."""
+        if self._link is not None:
+            self._closing = asyncio.ensure_future(_close(self._link))
+
     async def close(self) -> None:
         """Close the link, which releases its sessions, and stop."""
         self._flush()
@@ -185,9 +190,9 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         except UnavailableError:
             pass
         except Exception:
-            # A lost command would never be answered: break the link, after which all is sent again.
+            # A lost command would never be answered.
             _log.exception("commands to the %s could not be sent", self._name)
-            self._closing = asyncio.ensure_future(_close(self._link))
+            self.end_link()
 
     async def _keep_attached(self) -> None:
         wait_s = RETRY_S

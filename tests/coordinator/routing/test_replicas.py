@@ -13,6 +13,7 @@ from outrider.errors import CapacityError, PairMismatchError, UnavailableError
 from outrider.ports import EventBatch, Score, SessionLost, TargetCommand
 from outrider.stalls import Stall
 from outrider.types import AcceptanceMethod
+from outrider_coordinator.requests.batch_driver import BatchDriver
 from outrider_coordinator.session.readiness import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW
 from tests.coordinator.routing.fleet import (
     ROWS,
@@ -147,6 +148,29 @@ async def test_all_targets_killed_is_a_pause_until_one_is_back() -> None:
         for stream in streams:
             assert (await stream.finish()).token_ids == expected
         assert made.ups == [True, False, True]
+
+
+async def test_held_scores_that_cannot_be_judged_end_the_link_of_their_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, take_early = await own_tokens(LONG), BatchDriver.take_early
+    broken: list[Any] = [EventBatch((), batched=(None,))]  # type: ignore[arg-type]
+    num_drafts_lost = 0
+
+    def draft_lost(self: BatchDriver, replica: object) -> None:
+        nonlocal num_drafts_lost
+        num_drafts_lost += 1
+
+    async with fleet(Found(target()), Found(draft())) as made:
+        await eventually(lambda: made.is_attached(1, 1))
+        (replica,) = made.coordinator.services.target.attached
+
+        def with_broken(self: BatchDriver) -> Any:
+            return take_early(self) + ([(replica, broken.pop())] if broken else [])
+
+        with monkeypatch.context() as patched:
+            patched.setattr(BatchDriver, "take_early", with_broken)
+            patched.setattr(BatchDriver, "draft_lost", draft_lost)
+            assert (await made.run(LONG)).token_ids == expected
+            assert (made.ups, num_drafts_lost) == ([True, False, True], 0)
 
 
 async def test_a_replica_that_appears_is_used_and_one_that_leaves_finishes_its_sessions() -> None:
