@@ -36,6 +36,8 @@ EXTEND, SCORE = Extend(1, 2, 0, EMPTY_PREFIX, PROMPT, 1), Score(1, 2, 0, EMPTY_P
 DEADLINE_S = 60.0
 INTERVAL_S = 0.05
 TIMEOUT_S = 1.0
+ANY_SILENCE = "nothing was received|has received nothing"
+"""The last heartbeat may have told of one of ours that was on its way: then either may be noticed first."""
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -163,7 +165,7 @@ async def test_a_silent_link_is_not_waited_for_when_it_is_closed(serve: Serve, m
     async with TcpProxy(port_of(await serve("target", ToyTarget(ROWS, V)))).running() as proxy:
         talk = await attached(RemoteTarget(proxy.address, link_timeout_s=TIMEOUT_S))
         await proxy.black_hole()
-        with pytest.raises(UnavailableError, match=f"nothing was received from {proxy.address} for 1 s"):
+        with pytest.raises(UnavailableError, match=ANY_SILENCE):
             await talk.hear()
         async with asyncio.timeout(DEADLINE_S):
             await talk.link.close()
@@ -176,7 +178,7 @@ async def test_a_late_answer_of_a_dead_link_is_dropped(serve: Serve) -> None:
         talk = await attached(port)
         await proxy.stall("down")
         talk.link.send([Score(1, 3, 0, EMPTY_PREFIX, PROMPT)])
-        with pytest.raises(UnavailableError, match=r"nothing was received|has received nothing"):
+        with pytest.raises(UnavailableError, match=ANY_SILENCE):
             await talk.hear()
         await talk.link.close()
         await proxy.heal()
@@ -357,15 +359,14 @@ async def test_links_that_end_while_a_heartbeat_is_on_its_way(
 
 async def test_a_process_that_is_stopped_is_found_dead_and_taken_back() -> None:
     async with toy_process("target") as process:
-        port = RemoteTarget(process.address, link_timeout_s=TIMEOUT_S)
-        talk = await attached(port)
+        talk = await attached(RemoteTarget(process.address, link_timeout_s=3 * TIMEOUT_S))
         process.signal(signal.SIGSTOP)
-        with pytest.raises(UnavailableError, match="nothing was received"):
+        with pytest.raises(UnavailableError, match=ANY_SILENCE):
             async with asyncio.timeout(DEADLINE_S):
                 await talk.hear()
         await talk.link.close()
         process.signal(signal.SIGCONT)
-        again = await attached(port)
+        again = await attached(RemoteTarget(process.address, connect_timeout_s=DEADLINE_S, link_timeout_s=DEADLINE_S))
         await again.link.close()
 
 

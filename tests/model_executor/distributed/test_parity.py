@@ -22,11 +22,11 @@ from tests.model_executor.parity import build
 from tests.model_executor.test_parity import MODELS
 from tests.support.fallback_models import build_fallback
 
-DEADLINE_S = 280
+DEADLINE_S = 1100
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)  # by two ranks, on cores that may be shared
 def test_every_architecture_shared_by_two(tmp_path: Path) -> None:
     for architecture, config in (
         one for group in (MODELS, MORE, FP8_MODELS, MADE, EXPERT_PARALLEL) for one in group.values()
