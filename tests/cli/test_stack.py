@@ -20,7 +20,7 @@ from outrider.cli.stack.probe import is_serving
 from outrider.cli.stack.supervisor import Stack
 from outrider.errors import UnavailableError
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Recorder:

@@ -112,7 +112,7 @@ watchdog.LOOK_INTERVAL_S = 0.01
 watchdog.LOCKED_FACTOR = 2.0
 
 async def main():
-    with watchdog.loop_watched(0.2):
+    with watchdog.loop_watched(2.0):
         await asyncio.sleep(0.1)
         {hang}
 

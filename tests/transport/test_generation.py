@@ -110,6 +110,7 @@ async def test_a_deadline_reaches_the_generator_and_ends_it(serve: Serve) -> Non
     generator.stop_after = 1
     server = await serve("generation", generator)
     async with grpc.aio.insecure_channel(server.address) as channel:
+        await channel.channel_ready()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await GenerationServiceStub(channel).Generate(asked(max_tokens=9), timeout=2.0)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

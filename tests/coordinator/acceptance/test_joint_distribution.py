@@ -86,7 +86,7 @@ def workers() -> Iterator[ProcessPoolExecutor]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # a minute of two cores, which may be shared
+@pytest.mark.timeout(1800)  # a minute of two cores, which may be shared
 @pytest.mark.parametrize(
     ("draft", "method"),
     [
