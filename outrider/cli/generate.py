@@ -19,6 +19,7 @@ from outrider.cli.statistics import acceptance_rate, print_statistics
 from outrider.client.requests import DEFAULT_RESUME_TIMEOUT_S, GenerateOptions
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationResult
+from outrider.types import FinishReason
 
 Prompt = Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.", show_default=False)]
 
@@ -186,6 +187,9 @@ def generate(
                 _write(delta.text)
             result = delta.result
         _write(f"{result_json(result)}\n" if as_json and result is not None else "\n")
+        if result is not None and result.finish_reason is FinishReason.LENGTH and any(grammar.options().values()):
+            count = result.usage.completion_tokens
+            progress.print(f"the output was cut after {count} tokens, and may not match its grammar", style="yellow")
         if stats and result is not None:
             print_statistics(progress, result)
 

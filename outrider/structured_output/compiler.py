@@ -44,9 +44,9 @@ MAX_CACHED = 256
 """Compiled grammars that are kept: those used last."""
 MAX_CACHED_CHARACTERS = 8 << 20
 """Characters of all of them."""
-LONGEST_COMPILE_S = 2.0
-"""Most processor time that a grammar may take to compile, some 200 times what the hardest schemas of a public set take:
-a target compiles it too, between two steps.
+LONGEST_COMPILE_S = 0.5
+"""Most processor time that a grammar may take to compile, some 50 times what the hardest schemas of a public set take
+and 3 times a list of 20,000 texts: other new grammars wait for it, and a target compiles it too, between two steps.
 """
 _MOST_SHARING = 8
 """Matchers in use that share a lexer and its lock, before the grammar is compiled once more."""
@@ -56,6 +56,7 @@ _FAILED = re.compile(r"failed to compile JSON schema: (.*?)(?:\s\d+ \| .*)?$", r
 _OF_GRAMMAR = re.compile(r"^at \d+\(\d+\): (?:invalid regex .*? \(in regex\): )?|\s\d+ \| start: .*$", re.DOTALL)
 """Places in the grammar that a regular expression is translated into."""
 _MATCHES_NOTHING = "NoExtensionBias"
+_NESTED = "recursion limit exceeded"
 _MESSAGE_CHARACTERS = 300
 _MOST_TRIED = 200
 """Parts of a schema."""
@@ -253,6 +254,8 @@ def _problem(grammar: Grammar, message: str) -> str:
     if grammar.kind in (GrammarKind.REGEX, GrammarKind.CHOICE):
         found_reason = _OF_GRAMMAR.sub("", found_reason)
     reason = " ".join(found_reason.split())
+    if _NESTED in reason:
+        return "is nested too deeply for the engine, which takes some 60 objects in each other"
     is_of_schema = failed is not None or grammar.kind is GrammarKind.JSON_SCHEMA
     return (_located(grammar, reason) if is_of_schema else reason)[:_MESSAGE_CHARACTERS]
 

@@ -9,10 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.structured_output.finite_values import without_refused_values
+from outrider.structured_output.patterns import REGEXES, engine_pattern
+from outrider.structured_output.property_names import (
+    UNDECLARED,
+    with_least_properties,
+    with_undeclared_pattern,
+    without_name_schema,
+)
+from outrider.structured_output.unions import without_exclusive_union
 from outrider.types import Grammar, GrammarKind
 
 _ONE = frozenset(
@@ -36,6 +45,11 @@ _IN_PLACE = frozenset(
 )
 """Keywords whose own schemas evaluate properties of the same object."""
 _DEPENDENCIES = ("dependencies", "dependentRequired")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_MOST_REMAINDERS = 50_000
+"""Bound on ``multipleOf``, which takes 0.3 s to compile there and grows with it."""
+_LEAST_INTEGER = -(1 << 63) + 1024
+"""Bound on lower bounds of integers, next to that of 64 bits, which the engine cannot negate."""
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
 _MOST_DEEP = 128
 """Nesting of a schema, below Python's recursion limit."""
@@ -55,35 +69,60 @@ def prepare_schema(schema: Json) -> Json:
     """The schema as the engine takes it; ``ValueError`` for one that is nested too deeply, or that the engine takes
     and does not keep to.
     """
-    found = _prepare(schema, 0)
+    found = _prepare(schema, 0, schema)
     for path, own in subschemas(found):
         if _counts_repeated_names(own):
             raise ValueError(f"{path}/minProperties is not supported beyond required names and one more")
+        if _has_many_remainders(own.get("multipleOf")):
+            most = f"{_MOST_REMAINDERS:,}"
+            raise ValueError(f"{path}/multipleOf is not supported above {most} without factors of 10")
     return found
 
 
-def _prepare(schema: Json, depth: int) -> Json:
+def _prepare(schema: Json, depth: int, root: Json) -> Json:
     if depth > _MOST_DEEP:
         raise ValueError(f"is nested more than {_MOST_DEEP} deep")
     if not isinstance(schema, Mapping):
         return schema
-    found = {key: _prepare_value(key, value, depth + 1) for key, value in schema.items()}
-    if isinstance(found.get("format"), str) and found["format"] not in _FORMATS:
-        del found["format"]
+    found = {key: _prepare_value(key, value, depth + 1, root) for key, value in schema.items()}
+    found = _with_kept_format(found)
     found = {key: value for key, value in found.items() if not _says_nothing(key, value, found)}
     if "unevaluatedProperties" in found and _IN_PLACE.isdisjoint(found):
         found["additionalProperties"] = found.pop("unevaluatedProperties")
     for keyword in _DEPENDENCIES:
         found = _with_dependencies(found, keyword) if keyword in found else found
-    return without_refused_values(_without_not(found) if "not" in found else found)
+    found = without_name_schema(found, root) if "propertyNames" in found else found
+    found = without_exclusive_union(found, root) if "oneOf" in found else found
+    found = without_refused_values(_without_not(found) if "not" in found else found)
+    return with_undeclared_pattern(with_least_properties(found))
 
 
-def _prepare_value(key: str, value: Json, depth: int) -> Json:
+def _prepare_value(key: str, value: Json, depth: int, root: Json) -> Json:
     if key in _NAMED and isinstance(value, Mapping):
-        return {name: _prepare(entry, depth) for name, entry in value.items()}
+        are_patterns = key == "patternProperties"
+        named = {engine_pattern(name) if are_patterns else name: entry for name, entry in value.items()}
+        return {name: _prepare(entry, depth, root) for name, entry in named.items()}
     if key in _LISTS and isinstance(value, list):
-        return [_prepare(entry, depth) for entry in value]
-    return _prepare(value, depth) if key in _ONE else value
+        return [_prepare(entry, depth, root) for entry in value]
+    if key in _COUNTS and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if key == "minimum" and isinstance(value, int | float) and -(1 << 63) <= value < _LEAST_INTEGER:
+        return _LEAST_INTEGER
+    if key == "pattern" and isinstance(value, str):
+        return engine_pattern(value)
+    return _prepare(value, depth, root) if key in _ONE else value
+
+
+def _with_kept_format(schema: dict[str, Json]) -> dict[str, Json]:
+    """The schema without a format that JSON Schema does not define, and with the pattern of ``regex``."""
+    given = schema.get("format")
+    if not isinstance(given, str) or (given in _FORMATS and given != "regex"):
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "format"}
+    if given != "regex":
+        return rest
+    others = rest.get("allOf", [])
+    return {**rest, "allOf": [*others, {"pattern": REGEXES}]} if isinstance(others, list) else schema
 
 
 def _counts_repeated_names(schema: Mapping[str, Json]) -> bool:
@@ -94,6 +133,16 @@ def _counts_repeated_names(schema: Mapping[str, Json]) -> bool:
     is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
     names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else ()
     return type(least) is int and not is_closed and least > len(set(names)) + 1
+
+
+def _has_many_remainders(divisor: Json) -> bool:
+    """True for an integer that the engine follows by all its remainders, and by too many."""
+    if not isinstance(divisor, int | float) or not math.isfinite(divisor) or divisor != int(divisor):
+        return False
+    left = abs(int(divisor))
+    while left > _MOST_REMAINDERS and left % 10 == 0:
+        left //= 10
+    return left > _MOST_REMAINDERS
 
 
 def _says_nothing(keyword: str, value: Json, schema: Mapping[str, Json]) -> bool:
@@ -205,7 +254,8 @@ def subschemas(schema: Json, path: str = "") -> Iterator[tuple[str, Mapping[str,
     for key, value in schema.items():
         if key in _NAMED and isinstance(value, Mapping):
             for name, entry in value.items():
-                yield from subschemas(entry, f"{path}/{key}/{name}")
+                place = "additionalProperties" if name.startswith(UNDECLARED) else f"{key}/{name}"
+                yield from subschemas(entry, f"{path}/{place}")
         elif key in _LISTS and isinstance(value, list):
             for index, entry in enumerate(value):
                 yield from subschemas(entry, f"{path}/{key}/{index}")

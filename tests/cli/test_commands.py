@@ -177,6 +177,12 @@ def test_a_result_is_one_json_object(service: Service) -> None:
     assert "acceptance_rate" in made["speculation"]
 
 
+def test_an_output_of_a_grammar_that_is_cut_is_told(service: Service) -> None:
+    asked = ["generate", "x", "--max-tokens", "3", "-a", service.address]
+    assert "cut" not in runner.invoke(app, asked).stderr
+    assert "cut after 3 tokens" in runner.invoke(app, [*asked, "--regex", ".*"]).stderr
+
+
 def test_without_a_limit_the_server_decides(service: Service) -> None:
     runner.invoke(app, ["generate", "x", "-a", service.address])
     assert service.generator.requests[0].max_tokens == TO_THE_END

@@ -232,3 +232,22 @@ def test_a_strict_schema_that_is_none_is_named(client: OpenAI) -> None:
             tools=[{"type": "function", "name": "f", "strict": True, "parameters": "none"}],  # type: ignore[typeddict-item]
         )
     assert caught.value.param == "tools[0].parameters"
+
+
+@pytest.mark.parametrize("choice", ("auto", "required"))
+@pytest.mark.parametrize("kind", ("string", ["array", "null"]))
+def test_arguments_that_are_no_object_are_refused(client: OpenAI, choice: Any, kind: object) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}]
+    with pytest.raises(BadRequestError, match="must have the type object") as caught:
+        client.chat.completions.create(model="scripted", messages=MESSAGES, tools=tools, tool_choice=choice)
+    assert caught.value.param == "tools[0].function.parameters"
+
+
+@pytest.mark.parametrize("is_strict", (False, True))
+def test_arguments_without_a_type_are_an_object(service: Service, client: OpenAI, *, is_strict: bool) -> None:
+    function = {"name": "f", "strict": is_strict, "parameters": {"properties": {"a": {"type": "integer"}}}}
+    tools: Any = [{"type": "function", "function": function}]
+    client.chat.completions.create(
+        model="scripted", messages=MESSAGES, tools=tools, tool_choice="auto" if is_strict else "required"
+    )
+    assert '"type": "object"' in grammar_of(service).text.split('"properties": {"a"')[1]

@@ -214,7 +214,7 @@ def test_a_grammar_that_could_not_be_followed_is_refused_before_it_is(kind: str,
 def test_a_grammar_that_takes_long_to_compile_is_refused_and_not_compiled_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "integer", "multipleOf": 100_003}))
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "integer", "multipleOf": 49_999}))
     own, asked = compiler(), list[Any]()
     translate = LLMatcher.grammar_from_json_schema
 

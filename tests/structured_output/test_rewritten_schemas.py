@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from typing import Any
 
 import jsonschema
@@ -22,6 +24,15 @@ NEEDS = {
 
 OPEN = {"properties": {"a": {"type": "integer"}}, "unevaluatedProperties": True}
 SHUT = {"properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+
+
+ONLY = {"additionalProperties": False}
+NAMES = {"$defs": {"Name": {"enum": ["a", "b"], "type": "string"}}, "properties": {"b": {"type": "null"}}}
+PETS = {
+    kind.title(): {"type": "object", "properties": {"kind": {"const": kind}, "n": {}}, "required": ["kind", "n"]}
+    for kind in ("cat", "dog")
+}
+CAT, DOG = {"kind": "cat", "n": 1}, {"kind": "dog", "n": 2}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +55,27 @@ SHUT = {"properties": {"a": {"type": "integer"}}, "additionalProperties": False}
         ({"type": "object", "unevaluatedProperties": {"type": "null"}, **SHUT}, ({"a": 1}, {"b": None})),
         ({"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False}, ({"a": 1}, {"b": None}, {})),
         ({"type": "object", "required": ["a"], "minProperties": 2}, ({"a": 1, "b": 1}, {"a": 1}, {"b": 1, "c": 1})),
+        ({"type": "string", "minLength": 1.0, "maxLength": 3.0}, ("", "abc", "abcd")),
+        ({"type": "array", "maxItems": 1.0}, ([], [1], [1, 1])),
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, (-5, 0, 7.5)),
+        ({"oneOf": [{"$ref": "#/$defs/Cat"}, {"type": "null"}], "$defs": PETS}, (CAT, None, DOG, 3)),
+        ({"oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}], "$defs": PETS}, (CAT, DOG, {"kind": "dog"})),
+        ({"oneOf": [{"enum": ["a", 1]}, {"const": "b"}], "type": ["string", "integer"]}, ("a", "b", 1, "c")),
+        ({"type": "object", "propertyNames": {"$ref": "#/$defs/Name"}, **NAMES}, ({"a": 1}, {"b": 1}, {"c": 1}, {})),
+        ({"type": "object", "propertyNames": {"pattern": "^a"}}, ({"ab": 1}, {"b": 1}, {})),
+        ({"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1}, ({"a": 1}, {"b": 1}, {})),
+        (
+            {"allOf": [{"type": "object", "properties": {"a": {}}, "required": ["a"]}, {"minProperties": 1}]},
+            ({"a": 1}, {}, 1),
+        ),
+        ({"type": "string", "pattern": '^[^"]*$'}, ('a"', "a\\", "a\n", "a")),
+        ({"type": "string", "pattern": r'^[^\\/:*?"<>|]+$'}, ("a\\b", 'a"b', "a.b")),
+        ({"type": "object", "patternProperties": {'^[^"]*$': {"type": "null"}}, **ONLY}, ({'"': None}, {"a": None})),
+        (
+            {"type": "object", "properties": {"a": {"type": "null"}, "ab": {}}},
+            ({"abc": 1}, {"a": 1}, {"ab": 1, "b": 1}),
+        ),
+        ({"type": "object", "properties": {'a"-]': {"type": "null"}}}, ({'a"-]': 1}, {'a"-]': None}, {'a"-': 1})),
     ),
 )
 def test_the_output_is_judged_as_by_a_validator(schema: Any, values: tuple[Any, ...]) -> None:
@@ -87,10 +119,54 @@ def test_malformed_schemas_are_refused(schema: Any) -> None:
         ({"type": "object", "required": ["a"], "dependencies": {"a": {"required": ["b"]}}}, "/dependencies"),
         ({"items": {"additionalProperties": {}, "minProperties": 2}}, "/items/minProperties"),
         ({"type": "object", "required": ["a"], "patternProperties": {"b": {}}, "minProperties": 3}, "/minProperties"),
+        (
+            {"items": {"properties": {"a": {}}, "additionalProperties": {"if": {}, "then": {}}}},
+            "additionalProperties/if",
+        ),
+        ({"type": "object", "propertyNames": {"maxLength": 3}}, "/propertyNames"),
+        ({"oneOf": [{"type": "integer"}, {"$ref": "#/$defs/x"}], "$defs": {"x": {"type": "number"}}}, "/oneOf"),
+        ({"oneOf": [{"$ref": "#/$defs/x"}, {"type": "null"}], "$defs": {"x": {"$ref": "#/$defs/x"}}}, "/oneOf"),
+        ({"items": {"multipleOf": 1048576}}, "/items/multipleOf"),
     ),
 )
 def test_what_is_not_certain_is_refused(schema: Any, path: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"{path} is not supported"):
+        matcher("json_schema", schema)
+
+
+@pytest.mark.parametrize("text", (r'{"\u0061": 1}', r'{"a": null, "\u0061": 1}', r'{"\u00f6": 1}', r'{"q\/r": 1}'))
+def test_an_escape_makes_no_declared_name_an_undeclared_one(text: str) -> None:
+    schema = {"type": "object", "properties": {name: {"type": "null"} for name in ("a", "ö", "q/r")}}
+    assert not _validator(schema).is_valid(json.loads(text))
+    assert matcher("json_schema", schema).follow([*ids(text), EOS]) is Outcome.REFUSED
+
+
+def test_branches_with_a_discriminator_require_it() -> None:
+    pets = {name: {**pet, "required": ["n"]} for name, pet in PETS.items()}
+    named = {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in pets], "discriminator": {"propertyName": "kind"}}
+    found = matcher("json_schema", {**named, "$defs": pets})
+    judged = [found.follow([*ids(json.dumps(value)), EOS]) is Outcome.ENDED for value in (CAT, DOG, {"n": 1})]
+    assert judged == [True, True, False]
+
+
+def test_texts_of_the_format_regex_are_regular_expressions() -> None:
+    drawn = random.Random(1)
+    found, number = matcher("json_schema", {"type": "string", "format": "regex"}), 0
+    known = ("^[a-z]+$", "a|(b|c)*d{2,}", r"\d+\.[^\s0-9]?", "(?:ab)?")
+    for text in (*known, *("".join(drawn.choices(r"ab.[]()*?\|^${2}d", k=drawn.randint(1, 6))) for _ in range(600))):
+        if found.follow([*ids(json.dumps(text)), EOS]) is Outcome.ENDED:
+            re.compile(text)
+            number += 1
+        else:
+            assert text not in known
+    assert number > 20
+
+
+def test_what_is_nested_too_deeply_is_said() -> None:
+    schema: Any = {}
+    for _ in range(100):
+        schema = {"type": "object", "properties": {"a": schema}}
+    with pytest.raises(InvalidRequestError, match="is nested too deeply for the engine"):
         matcher("json_schema", schema)
 
 

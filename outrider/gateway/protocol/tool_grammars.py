@@ -72,9 +72,16 @@ def _parameters(tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, Json]]:
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(name, str) or not isinstance(function, Mapping):
             raise InvalidRequestError(f"tools[{index}].function", "must be an object with a name")
-        parameters = function.get("parameters") or _NO_PARAMETERS
-        if not isinstance(parameters, Mapping):
-            problem = f"must be an object, not {type(parameters).__name__}"
-            raise InvalidRequestError(f"tools[{index}].function.parameters", problem)
-        found.append((name, with_path(parameters, f"tools[{index}].function.parameters")))
+        found.append((name, _of_objects(function.get("parameters"), f"tools[{index}].function.parameters")))
     return found
+
+
+def _of_objects(parameters: object, field: str) -> Json:
+    """Schema of arguments, which are an object also where it does not say so."""
+    given = parameters or _NO_PARAMETERS
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError(field, f"must be an object, not {type(given).__name__}")
+    kind = given.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise InvalidRequestError(field, f"must have the type object, not {kind!r}")
+    return with_path({**given, "type": "object"}, field)

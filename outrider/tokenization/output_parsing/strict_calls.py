@@ -110,6 +110,8 @@ class _Tool:
         self.field = f"tools[{index}].function.parameters"
         self.is_strict = bool(function.get("strict"))
         given = function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
+        if isinstance(given, Mapping) and not isinstance(given.get("type"), str):
+            given = {**given, **_ANY_OBJECT}
         self.schema = given if self.is_strict else _ANY_OBJECT
 
     def arguments(self) -> str:
