@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from outrider.tokenization.output_parsing.events import CallArguments, CallStart, Event
+from outrider.tokenization.output_parsing.events import CallArguments, CallStart, Content, Event
 from outrider.tokenization.output_parsing.json_calls import CallReader
 
 
@@ -31,7 +31,7 @@ class NamedCallParser:
 
 
 class CallListParser:
-    """Parser of ``[{"name": ..., "parameters": {...}}, ...]``."""
+    """Parser of ``[{"name": ..., "parameters": {...}}, ...]``; what does not begin as a call is content."""
 
     def __init__(self) -> None:
         self._call: CallReader | None = None
@@ -44,10 +44,14 @@ class CallListParser:
                 if not text:
                     return
                 self._call = CallReader()
+            before = text
             events, text = self._call.push(text)
             yield from events
             if self._call.is_done:
                 self._call = None
+                if text == before:
+                    yield Content(text)
+                    return
 
     def finish(self) -> Iterator[Event]:
         """Events of the text that was held back."""

@@ -143,3 +143,17 @@ def test_tags_that_are_special_tokens_are_asked_for() -> None:
     assert of(None, "qwen3").needs_special_tokens("</think>".__eq__)
     assert not of("hermes", None).needs_special_tokens("</think>".__eq__)
     assert not of("hermes", "qwen3").needs_special_tokens(lambda _: False)
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "content"),
+    (
+        ("None.", [], "None."),
+        ('[{"name": "now", "parameters": {}}, <', ["now"], "<"),
+        ("[]", [], ""),
+        ('"now"', [], '"now"'),
+    ),
+)
+def test_an_enforced_list_that_is_none_ends_too(text: str, names: list[str], content: str) -> None:
+    found = parse_output(of("hermes").enforced_parser("", ""), text)
+    assert ([call.name for call in found.calls], found.content) == (names, content)
