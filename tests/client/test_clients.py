@@ -433,7 +433,7 @@ def test_closing_a_client_ends_its_calls_with_an_error_of_ours(service: Service)
     thread.start()
     service.until(num_emitted=1)
     client.close()
-    thread.join(timeout=20)
+    thread.join(timeout=60)
     assert [type(error) for error in caught] == [RequestCancelledError]
     service.until(num_abandoned=1)
 
@@ -448,7 +448,7 @@ def test_one_client_serves_several_threads(service: Service) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=20)
+            thread.join(timeout=60)
     assert sorted(len(result.token_ids) for result in results) == list(range(1, 9))
 
 

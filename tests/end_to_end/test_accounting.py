@@ -214,7 +214,7 @@ async def test_a_deadline_frees_pages_within_one_step(wire: bool) -> None:
         await stack.generate(prompt_token_ids=[1], max_tokens=8)  # what is made only once has been made
         with gate_of(runner) as gate:
             reader = Reader(
-                stack, prompt_token_ids=[1, 2, 3], max_tokens=200, temperature=0, ignore_eos=True, timeout=1.0
+                stack, prompt_token_ids=[1, 2, 3], max_tokens=200, temperature=0, ignore_eos=True, timeout=5.0
             )
             await reader.read(5)
             await gate.shut()

@@ -301,7 +301,7 @@ async def test_a_paused_request_ends_when_it_is_cancelled_expires_or_the_coordin
 
     await (await paused()).aclose()  # type: ignore[attr-defined]
     assert stats_of(stack.coordinator).num_cancelled == 1
-    deltas = await paused(deadline_s=1.0)
+    deltas = await paused(deadline_s=3.0)
     await eventually(lambda: stats_of(stack.coordinator).num_expired == 1)
     with pytest.raises(DeadlineError):
         await take(deltas, [])

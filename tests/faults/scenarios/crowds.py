@@ -16,7 +16,7 @@ from outrider.v1.generation_pb2_grpc import GenerationServiceStub
 from outrider.v1.sampling_pb2 import AcceptanceMethod
 from tests.faults.readings import metrics_of
 from tests.faults.run import Run
-from tests.faults.traffic import PLAIN, Manner, Tally, patiently
+from tests.faults.traffic import HANG_S, PLAIN, Manner, Tally, patiently
 from tests.faults.watch import watched
 
 _NUM_BESIDE = 4
@@ -71,7 +71,8 @@ async def deaf_readers(run: Run) -> None:
             num_paused = await _num_requests(run, "paused")
             run.say(f"{len(calls)} readers do not read, {num_paused:.0f} are paused")
             await traffic.progress()
-            late = await asyncio.gather(*(_read(call) for call in calls[:num_late]))
+            async with asyncio.timeout(HANG_S * num_late):
+                late = await asyncio.gather(*(_read(call) for call in calls[:num_late]))
             different = [number for number, tokens in enumerate(late) if tokens != twins[number]]
             await traffic.progress()
             ended_wrong = [call for call in calls[num_late:] if call.done() and await call.code() not in _FAIR]
