@@ -31,8 +31,8 @@ FAMILIES = (
 """Names in ``MODELS``: one at least of each architecture."""
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 80}
 """Sizes of more than one block."""
-ROUNDED = {name: model for model, name in zip(itertools.cycle(test_fp8.MODELS), FORMATS, strict=False)}
-"""Formats, each with one of the families."""
+ROUNDED = dict(zip(FORMATS, itertools.cycle(name for name in test_fp8.MODELS if name != "qwen3.5")))
+"""Formats, each with one of the families. Recurrent layers compute in float32, and what they give is rounded after."""
 
 
 def _logits(model: torch.nn.Module) -> Reference:

@@ -20,7 +20,7 @@ from outrider.model_executor.loader.estimate import estimate_model
 from outrider.model_executor.model_runner import ModelRunner
 from tests.model_executor.parity import TOLERANCE, build, random_ids
 from tests.support.fallback_models import GEMMA4
-from tests.support.tiny_models import load_reference
+from tests.support.fp8_models import float64_reference
 
 FP8 = torch.float8_e4m3fn
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -43,7 +43,7 @@ class RoundingCache(DynamicCache):
 
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         def rounded(x: torch.Tensor, scale: float) -> torch.Tensor:
-            return (x.float() * (1.0 / torch.tensor(scale))).clamp(-448, 448).to(FP8).to(x.dtype) * scale
+            return (x.type(torch.float32) * (1.0 / torch.tensor(scale))).clamp(-448, 448).to(FP8).to(x.dtype) * scale
 
         key, value = (self._scales[side][layer_idx] for side in "kv")
         return super().update(rounded(key_states, key), rounded(value_states, value), layer_idx, *args, **kwargs)
@@ -54,9 +54,10 @@ ONES = {"k": (1.0,) * 5, "v": (1.0,) * 5}
 
 @functools.cache
 def reference(folder: Path) -> torch.nn.Module:
-    model = load_reference(folder)
+    model: Any = float64_reference(folder)
     model.set_experts_implementation("eager")  # the grouped one takes no float64
-    return torch.nn.Module.to(model, torch.float64)
+    reference: torch.nn.Module = model
+    return reference
 
 
 def expected_logits(folder: Path, ids: list[int], scales: Mapping[str, tuple[float, ...]] = ONES) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch.overrides import TorchFunctionMode
 
 from tests.support.tiny_models import load_reference
 
@@ -183,10 +184,47 @@ def quantize_folder(source: Path, folder: Path, form: Format) -> Path:
     return folder
 
 
+_CASTS = (torch.Tensor.to, torch.Tensor.float, torch.nn.functional.softmax)
+
+
+class _Float64(TorchFunctionMode):
+    """Mode in which float64 stays float64 where models ask for float32."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _CASTS and args[0].dtype == torch.float64:
+            if func is torch.Tensor.float:
+                return args[0]
+            args = [torch.float64 if value is torch.float32 else value for value in args]
+            kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def float64_reference(folder: Path) -> torch.nn.Module:
+    """transformers' model in float64, norms, softmax and routers too: they compute in float32 otherwise, and of the
+    numbers that are then rounded to FP8 some lie near the middle of two, so that each side rounds them another way.
+    With recurrent layers, which are in float32 on both sides, it stays so.
+    """
+    model = load_reference(folder)
+    torch.nn.Module.to(model, torch.float64)
+    if "linear_attention" in (getattr(model.config, "layer_types", None) or ()):
+        return model
+    for module in model.modules():
+        if hasattr(module, "inv_freq"):
+            module.float()  # as everywhere: angles are in float32
+    compute = model.forward
+
+    def forward(*inputs: Any, **options: Any) -> Any:
+        with _Float64():
+            return compute(*inputs, **options)
+
+    model.forward = forward
+    return model
+
+
 def fp8_reference(source: Path, folder: Path, form: Format) -> torch.nn.Module:
     """transformers' model of ``source`` in float64 with the widened weights of ``folder``, inputs rounded."""
-    model = load_reference(source)
-    torch.nn.Module.to(model, torch.float64)
+    model = float64_reference(source)
     tensors = load_file(folder / "model.safetensors")
     for name, module in model.named_modules():
         if not hasattr(module, "weight") or tensors.get(f"{name}.weight", torch.empty(0)).dtype != FP8:
@@ -196,7 +234,8 @@ def fp8_reference(source: Path, folder: Path, form: Format) -> torch.nn.Module:
         numbers = tensors[f"{name}.weight"].double()
         module.weight.data = numbers * spread(scales.double(), numbers.shape)
         module.register_forward_pre_hook(lambda _, inputs, name=name: (form.rounding(inputs[0], name),))
-    for layer, block in enumerate(model.model.layers):
+    body: Any = model.model
+    for layer, block in enumerate(body.layers):
         if hasattr(block.mlp, "experts"):
             replace_experts(block.mlp.experts, f"model.layers.{layer}.", tensors, form)
     return model

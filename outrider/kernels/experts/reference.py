@@ -11,10 +11,11 @@ from outrider.kernels.fp8_linear import Rounding, round_rows
 
 def route(logits: torch.Tensor, num_chosen: int, *, normalizes: bool, scores: SigmoidScores | None = None) -> Routing:
     """``logits`` [T, E] to the ``num_chosen`` best experts of each token and their weights."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if scores is None:
-        weights, ids = logits.float().softmax(-1).topk(num_chosen, -1)
+        weights, ids = wide.softmax(-1).topk(num_chosen, -1)
     else:
-        sigmoids = logits.float().sigmoid()
+        sigmoids = wide.sigmoid()
         ids = _within_groups(sigmoids + scores.bias, scores).topk(num_chosen, -1)[1]
         weights = sigmoids.gather(-1, ids)
     if normalizes:
