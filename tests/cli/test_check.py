@@ -34,6 +34,15 @@ QWEN3_5_0_8B: dict[str, Any] = {
         "full_attention_interval": 4,
     },
 }  # fmt: skip
+PER_CHANNEL = compressed("channel", {"strategy": "token", "dynamic": True}, ["lm_head"])
+SPARSE = {**PER_CHANNEL, "sparsity_config": {"format": "sparse-24-bitmask"}}
+TWO_WAYS: dict[str, Any] = {
+    **PER_CHANNEL,
+    "config_groups": {
+        **PER_CHANNEL["config_groups"],
+        "group_1": compressed("tensor", None, [])["config_groups"]["group_0"],
+    },
+}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 
 
@@ -86,6 +95,13 @@ def test_a_model_that_loads(
             (),
             "format",
         ),
+        (
+            {**LLAMA_8B, "quantization_config": TWO_WAYS},
+            (),
+            "config_groups group_0, group_1 are quantized in different",
+        ),
+        ({**LLAMA_8B, "quantization_config": {**TWO_WAYS, "config_groups": {}}}, (), "has no config_groups, which say"),
+        ({**LLAMA_8B, "quantization_config": SPARSE}, (), "a sparsity_config, and sparse weights are not supported"),
         (LLAMA_8B, ("-tp", "3"), "does not divide its 32 attention heads"),
         (LLAMA_8B, ("--max-model-len", "200000"), "must be from 1 to 131072"),
     ],

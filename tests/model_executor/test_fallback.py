@@ -235,6 +235,11 @@ ODD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"num_attention_heads": "4"}, "num_attention_heads"),
     ({"vocab_size": None}, "vocab_size"),
     ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope type dynamic is not supported through"),
+    ({"rope_parameters": {"rope_type": "spiral"}}, "rope type spiral is not supported through transformers"),
+    (
+        {"sliding_window": 0, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 2},
+        "at least 1, and is 0",
+    ),
     ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights are not supported through transformers"),
     ({"hidden_size": 64, "head_dim": 16}, "config.json asks for .* parameters, and the files have"),
     ({"torch_dtype": "float8", "dtype": "float8"}, "torch_dtype 'float8' is not supported"),
@@ -261,8 +266,18 @@ def test_shards_are_read_and_a_missing_one_is_named(tmp_path: Path) -> None:
     runner = ModelRunner.load(folder, dtype="float32", num_pages=20)
     forward_and_check(runner, (open_scripted(runner, build("smollm3"), 20), text, None))
     (folder / "part-1.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"part-1\.safetensors is missing, and model\.safetensors\.index\.json names"):
-        ModelRunner.load(folder, num_pages=20)
+    for load in (estimate_model, ModelRunner.load):
+        with pytest.raises(
+            ModelError, match=r"part-1\.safetensors is missing, and model\.safetensors\.index\.json names"
+        ):
+            load(folder)
+
+
+def test_files_that_lack_a_tensor_are_refused_by_their_headers(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(build("smollm3"), tmp_path / "model"))
+    change_tensors(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(ModelError, match=r"config\.json asks for .* parameters, and the files have"):
+        estimate_model(folder)
 
 
 def test_a_tensor_that_the_model_lacks_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

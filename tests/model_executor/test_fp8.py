@@ -95,6 +95,18 @@ def test_routers_that_are_quantized_too_are_widened(model: str, form: str, tmp_p
     torch.testing.assert_close(logits_of(folder, ids), expected, atol=1e-5, rtol=0)
 
 
+def test_groups_that_differ_in_their_targets_alone_are_one(tmp_path: Path) -> None:
+    form = FORMATS["channel"]
+    group = form.config["config_groups"]["group_0"]
+    groups = {name: {**group, "targets": [f"re:.*{name}.*"]} for name in ("self_attn", "mlp")}
+    folder = quantize_folder(build("llama"), tmp_path / "fp8", form)
+    parts = quantize_folder(
+        build("llama"), tmp_path / "parts", replace(form, config={**form.config, "config_groups": groups})
+    )
+    ids = random_ids(24, seed=3)
+    torch.testing.assert_close(logits_of(parts, ids), logits_of(folder, ids), atol=0, rtol=0)
+
+
 def test_weights_are_quantized_while_they_are_loaded(tmp_path: Path) -> None:
     """Same results as weights by rows with tokens' inputs; an FP8 checkpoint stays as it is."""
     source = build("qwen3", hidden_size=64, intermediate_size=80)

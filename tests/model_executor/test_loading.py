@@ -129,6 +129,21 @@ def spoil_empty(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"")
 
 
+def spoil_pointer(folder: Path) -> None:
+    (folder / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    )
+
+
+def spoil_gguf(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-Q4_K_M.gguf")
+
+
+def spoil_gguf_alone(folder: Path) -> None:
+    spoil_gguf(folder)
+    (folder / "config.json").unlink()
+
+
 def spoil_no_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
@@ -168,6 +183,9 @@ def spoil_config(**changes: Any) -> Callable[[Path], None]:
         (spoil_truncate, r"model\.safetensors is truncated: it has \d+ bytes and its header promises \d+"),
         (spoil_garbage, r"model\.safetensors is truncated or no safetensors file"),
         (spoil_empty, r"model\.safetensors is truncated or no safetensors file"),
+        (spoil_pointer, r"model\.safetensors is a pointer of Git LFS: fetch what it points to, with git lfs pull"),
+        (spoil_gguf, r"no other \*\.safetensors; model-Q4_K_M\.gguf is a GGUF file, which is not read"),
+        (spoil_gguf_alone, r"model-Q4_K_M\.gguf is a GGUF file, which is not read: give a folder with config\.json"),
         (spoil_no_weights, r"has no model\.safetensors, no model\.safetensors\.index\.json"),
         (spoil_missing_shard, r"part-1\.safetensors is missing, and model\.safetensors\.index\.json names it"),
         (spoil_index, r"model\.safetensors\.index\.json is no index"),
@@ -190,7 +208,7 @@ def spoil_config(**changes: Any) -> Callable[[Path], None]:
         (spoil_config(hidden_act="nothing"), r"hidden_act 'nothing' is not supported"),
         (
             spoil_config(quantization_config={"bits": 4}),
-            r"quant_method None, which is not supported; supported are FP8",
+            r"quantization_config has no quant_method; supported are FP8",
         ),
         (spoil_config(num_hidden_layers="two"), r"num_hidden_layers should be a valid integer, not 'two'"),
         (
@@ -229,6 +247,9 @@ def test_a_spoilt_folder_is_refused_with_the_reason(
 def test_a_file_is_not_a_folder(folder: Path) -> None:
     with pytest.raises(ModelError, match="is not a folder"):
         load(folder / "config.json")
+    file = (folder / "config.json").rename(folder / "model.gguf")
+    with pytest.raises(ModelError, match=r"model\.gguf is a GGUF file, which is not read: give a folder"):
+        load(file)
 
 
 @pytest.mark.parametrize(("architecture", "says"), [("mistral3", True), ("llama", False)])

@@ -31,6 +31,13 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 HEAD_NAME = "lm_head.weight"
 _LENGTH_BYTES = 8
+_OTHER_KINDS = {
+    ".bin": "is a pickle, which is not read: save its tensors as safetensors",
+    ".gguf": "is a GGUF file, which is not read",
+}
+"""Files of weights that are not read, by the end of their names."""
+_GIT_LFS = b"version "
+"""Beginning of the text file that Git has in place of a large one."""
 _MAX_HEADER_BYTES = 100_000_000
 """Limit of the safetensors library."""
 _BITS = {
@@ -198,10 +205,17 @@ def _find_files(folder: Path) -> list[Path]:
     single = folder / SINGLE_NAME
     files = [single] if is_there(single) else sorted(folder.glob("*.safetensors"))
     if not files:
-        pickled = min((path.name for path in folder.glob("*.bin")), default=None)
-        why = "" if pickled is None else f"; {pickled} is a pickle, which is not read: save its tensors as safetensors"
+        others = [
+            f"; {path.name} {why}" for kind, why in _OTHER_KINDS.items() for path in sorted(folder.glob(f"*{kind}"))
+        ]
+        why = next(iter(others), "")
         raise ModelError(f"{folder} has no {SINGLE_NAME}, no {INDEX_NAME} and no other *.safetensors{why}")
     return files
+
+
+def has_weights(folder: Path) -> bool:
+    """True if the folder has files of weights, of any kind."""
+    return any(next(folder.glob(f"*{kind}"), None) is not None for kind in (".safetensors", *_OTHER_KINDS))
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
@@ -263,6 +277,8 @@ def _read_header(file: Path) -> list[StoredTensor]:
 
 def _header_length(file: Path, prefix: bytes, size: int) -> int:
     trouble = f"{file} is truncated or no safetensors file"
+    if prefix == _GIT_LFS:
+        raise ModelError(f"{file} is a pointer of Git LFS: fetch what it points to, with git lfs pull")
     if len(prefix) < _LENGTH_BYTES:
         raise ModelError(f"{trouble}: {size} bytes, fewer than {_LENGTH_BYTES}")
     (length,) = struct.unpack("<Q", prefix)

@@ -10,8 +10,11 @@ import torch
 from outrider.kernels.fp8_linear import FP8
 from outrider.kv_cache import KVCacheLayout
 from outrider.model_executor.distributed.sharding import Shard
+from outrider.model_executor.loader.checkpoint import has_weights
+from outrider.model_executor.loader.fallback import check_files
 from outrider.model_executor.loader.model import (
     KVCacheDtype,
+    LoadFormat,
     ModelImplementation,
     QuantizationName,
     check_folder,
@@ -87,9 +90,10 @@ def estimate_model(
     check_tokenizer(folder, read_tokenizer(folder, vocab_size=config.vocab_size))
     if enable_expert_parallel:
         config = with_parallel_experts(config)
-    has_files = config.is_fallback or (reads_headers and any(folder.glob("*.safetensors")))
+    has_files = reads_headers and has_weights(folder)
+    load_format: LoadFormat = "safetensors" if has_files or config.is_fallback else "dummy"
     config, _ = check_folder(
-        config, folder, "safetensors" if has_files else "dummy", quantization, kv_cache_dtype=kv_cache_dtype,
+        config, folder, load_format, quantization, kv_cache_dtype=kv_cache_dtype,
         is_shared=tensor_parallel_size > 1, warns=False,
     )  # fmt: skip
     Shard(0, tensor_parallel_size).check(config)
@@ -102,6 +106,8 @@ def estimate_model(
         from outrider.model_executor.models.fallback import estimate_sizes  # imports all of transformers
 
         sizes = estimate_sizes(folder, config, chosen, tensor_parallel_size)
+        if has_files:
+            check_files(folder, sizes)
         num_bytes, layout = sizes.weight_bytes, sizes.layout
     else:
         last = Shard(tensor_parallel_size - 1, tensor_parallel_size)  # of an odd number of experts it has one more

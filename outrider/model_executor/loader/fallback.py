@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +17,9 @@ from outrider.model_executor.loader.checkpoint import INDEX_NAME, read_tensors
 from outrider.model_executor.loader.weights import Progress
 from outrider.model_executor.models import FALLBACK_SPEED, Decoder, ModelConfig
 from outrider.model_executor.models.json_files import is_there, read_object
+
+if TYPE_CHECKING:
+    from outrider.model_executor.models.fallback import FallbackSizes
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +39,20 @@ def check_fallback(config: ModelConfig, *, load_format: str, kv_cache_dtype: str
         raise ConfigError("attention_window", f"is not supported for {name}, which runs through transformers")
 
 
+def check_files(folder: Path, sizes: FallbackSizes, *, least_share: float = 1.0) -> None:
+    """Raise ``ModelError`` for files that are not those of a model of these ``sizes``, by their headers: they have less
+    than this share of its parameters.
+    """
+    index = folder / INDEX_NAME
+    if is_there(index) and "metadata" not in read_object(index, MAX_INDEX_BYTES, may_be_elsewhere=True):
+        raise ModelError(f"{index} has no metadata, without which transformers does not read it: add an empty object")
+    stored = sum(math.prod(tensor.shape) for tensor in read_tensors(folder, is_whole=True).values())
+    if stored < least_share * sizes.num_parameters:
+        raise ModelError(
+            f"{folder}: config.json asks for {sizes.num_parameters:,} parameters, and the files have {stored:,} in all"
+        )
+
+
 def load_fallback(
     folder: Path,
     config: ModelConfig,
@@ -50,14 +68,7 @@ def load_fallback(
     from outrider.model_executor.models.fallback_progress import reporting_progress
 
     sizes = estimate_sizes(folder, config, dtype, communicator.shard.size)
-    index = folder / INDEX_NAME
-    if is_there(index) and "metadata" not in read_object(index, MAX_INDEX_BYTES, may_be_elsewhere=True):
-        raise ModelError(f"{index} has no metadata, without which transformers does not read it: add an empty object")
-    stored = sum(math.prod(tensor.shape) for tensor in read_tensors(folder, is_whole=True).values())
-    if 2 * stored < sizes.num_parameters:  # of fewer that are missing the names are told when the others are read
-        raise ModelError(
-            f"{folder}: config.json asks for {sizes.num_parameters:,} parameters, and the files have {stored:,} in all"
-        )
+    check_files(folder, sizes, least_share=0.5)  # of fewer that are missing the names are told when others are read
     check_bytes_fit(sizes.weight_bytes, config, dtype, device)
     _log.warning(
         "%s: %s runs through transformers: expect %s of native speed", folder, config.architecture, FALLBACK_SPEED

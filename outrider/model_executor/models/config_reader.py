@@ -77,7 +77,8 @@ def read_model_config(folder: Path, model_impl: str = "auto") -> ModelConfig:
     ``model_impl`` is "native", "transformers", or "auto": transformers' code where there is no native family.
     """
     if not folder.is_dir():
-        raise ModelError(f"{folder} is not a folder: give a folder with config.json and *.safetensors")
+        what = "not a folder" if folder.suffix != ".gguf" else "a GGUF file, which is not read"
+        raise ModelError(f"{folder} is {what}: give a folder with config.json and *.safetensors")
     path = folder / "config.json"
     _check_is_model(folder)
     raw = read_object(path)
@@ -148,11 +149,15 @@ def _named_architecture(raw: dict[str, Any]) -> object:
 
 
 def _check_is_model(folder: Path) -> None:
-    """Raise ``ModelError`` for the folder of an adapter (LoRA), which has no model of its own."""
+    """Raise ``ModelError`` for the folder of an adapter (LoRA), which has no model of its own, or of a GGUF file."""
+    if is_there(folder / "config.json"):
+        return
     adapter = folder / "adapter_config.json"
-    if is_there(adapter) and not is_there(folder / "config.json"):
+    if is_there(adapter):
         base = shown(read_object(adapter).get("base_model_name_or_path")).strip("'")
         raise ModelError(f"{folder} is an adapter of {base}, not a model: merge it into its base model and serve that")
+    if (file := min(folder.glob("*.gguf"), default=None)) is not None:
+        raise ModelError(f"{file} is a GGUF file, which is not read: give a folder with config.json and *.safetensors")
 
 
 def config_of_fields(path: Path, fields: dict[str, Any], architecture: str) -> ModelConfig:

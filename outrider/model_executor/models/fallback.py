@@ -103,6 +103,8 @@ class _Module:
         return probe
 
     def _check_windows(self, specs: list[KVCacheSpec], window: int | None) -> None:
+        if odd := [spec.window for spec in specs if spec.window is not None and spec.window < 1]:
+            raise ModelError(f"sliding_window should be at least 1, and is {odd[0]}")
         own = self._config
         types = getattr(own, "layer_types", None)
         asks_for_window = [kind == "sliding_attention" for kind in types or ()]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from outrider.errors import ModelError
@@ -20,6 +21,8 @@ from outrider.model_executor.models.json_files import one_line, shown
 
 _MAX_LAYERS = 1000
 """transformers makes a module for each before their number can be compared with that of the files' tensors."""
+_ROPE_TYPES = {"default", *ROPE_INIT_FUNCTIONS} - {"dynamic", "longrope"}
+"""Rope types without those of which transformers takes the frequencies of the longest sequence of a batch for all."""
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -45,7 +48,8 @@ def transformers_config(raw: dict[str, Any]) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.for_model(**without_code(raw))
     except Exception as error:  # transformers raises whatever its validators raise
-        raise ModelError(f"config.json does not describe a {model_type}: {one_line(error)}") from error
+        said = one_line(error).partition(". Errors: ")[0]  # which repeats the first for each type of a field
+        raise ModelError(f"config.json does not describe a {model_type}: {said}") from error
     if raw.get("quantization_config"):
         raise ModelError("quantized weights are not supported through transformers")
     for name, spec in getattr(config, "sub_configs_defaults", {}).items():
@@ -53,9 +57,8 @@ def transformers_config(raw: dict[str, Any]) -> PreTrainedConfig:
             setattr(config, name, None)
     text = config.get_text_config(decoder=True)
     ropes = getattr(text, "rope_parameters", None) or {}
-    kinds = {str(one.get("rope_type")) for one in (ropes, *ropes.values()) if isinstance(one, dict)}
-    if unsupported := kinds & {"dynamic", "longrope"}:
-        # Of which transformers takes the frequencies of the longest sequence of a batch for all.
+    kinds = {str(one["rope_type"]) for one in (ropes, *ropes.values()) if isinstance(one, dict) and "rope_type" in one}
+    if unsupported := kinds - _ROPE_TYPES:
         raise ModelError(f"rope type {', '.join(sorted(unsupported))} is not supported through transformers")
     activation = getattr(text, "hidden_act", None)
     if isinstance(activation, str) and activation not in ACT2FN:

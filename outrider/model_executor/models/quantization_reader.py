@@ -25,6 +25,7 @@ SUPPORTED = (
     " fp8"
 )
 MODELOPT_FILE = "hf_quant_config.json"
+_MAX_GROUPS_SHOWN = 5
 _STRICT = ConfigDict(strict=True, extra="ignore")
 _Names = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=100_000)]
 _Block = Annotated[list[Annotated[int, Field(ge=1, le=1 << 16)]], Field(min_length=2, max_length=2)]
@@ -75,9 +76,8 @@ class _CompressedTensors(BaseModel):
 
     format: Literal["float-quantized", "naive-quantized"]
     """The latter is the same of weights whose inputs are not rounded."""
-    config_groups: Annotated[dict[str, _Group], Field(min_length=1, max_length=1)]
+    config_groups: Annotated[dict[str, _Group], Field(min_length=1)]
     ignore: _Names | None = None
-    sparsity_config: Annotated[dict[str, Any], Field(max_length=0)] | None = None
 
 
 class _ModelOpt(BaseModel):
@@ -115,9 +115,8 @@ def read_quantization(folder: Path, raw: dict[str, Any]) -> Quantization | None:
     method = settings.get("quant_method") if isinstance(settings, dict) else None
     reader = _READERS.get(method) if isinstance(method, str) else None
     if reader is None:
-        raise ModelError(
-            f"{path}: quantization_config has quant_method {shown(method)}, which is not supported; {SUPPORTED}"
-        )
+        named = "no quant_method" if method is None else f"quant_method {shown(method)}, which is not supported"
+        raise ModelError(f"{path}: quantization_config has {named}; {SUPPORTED}")
     try:
         found = reader(path, settings)
         _check_patterns((*found.targets, *found.ignored))
@@ -151,8 +150,15 @@ _STRATEGIES = {
 
 
 def _read_compressed_tensors(path: Path, settings: dict[str, Any]) -> Quantization:
+    _check_parts(path, settings)
     read = validated(path, _COMPRESSED_TENSORS, settings, ": quantization_config")
-    group = next(iter(read.config_groups.values()))
+    group, *others = read.config_groups.values()
+    if any(other.model_copy(update={"targets": group.targets}) != group for other in others):
+        said = ", ".join(name[:40] for name in list(read.config_groups)[:_MAX_GROUPS_SHOWN])
+        raise ModelError(
+            f"{path}: quantization_config: config_groups {said} are quantized in different ways; supported are groups"
+            " that differ in their targets alone"
+        )
     weights = _STRATEGIES.get(group.weights.strategy)
     if weights is None or group.weights.dynamic:
         raise ModelError(f"{path}: quantization_config: weights by {group.weights.strategy} are not supported")
@@ -162,11 +168,20 @@ def _read_compressed_tensors(path: Path, settings: dict[str, Any]) -> Quantizati
             raise ModelError(f"{path}: quantization_config: weights by group need a group_size, and have none")
         block = (1, group.weights.group_size)
     activations = _activations(path, group.input_activations, weights, block[1])
-    targets = () if "Linear" in group.targets else tuple(_named(group.targets))
+    names = [name for one in (group, *others) for name in one.targets]
+    targets = () if "Linear" in names else tuple(_named(names))
     return Quantization(
         "compressed-tensors", weights, activations, (block[0], block[1]),
         targets=targets, ignored=tuple(_named(read.ignore)),
     )  # fmt: skip
+
+
+def _check_parts(path: Path, settings: dict[str, Any]) -> None:
+    """Raise ``ModelError`` for a checkpoint that has no groups, or more than FP8 numbers."""
+    if settings.get("sparsity_config"):
+        raise ModelError(f"{path}: quantization_config has a sparsity_config, and sparse weights are not supported")
+    if not settings.get("config_groups"):
+        raise ModelError(f"{path}: quantization_config has no config_groups, which say what is quantized")
 
 
 def _activations(path: Path, read: _Numbers | None, weights: Scales, columns: int) -> Activations:
