@@ -162,6 +162,7 @@ class GrammarCompiler:
         raise InvalidRequestError(grammar.field, problem)
 
     def _compiled_in_time(self, grammar: Grammar) -> LLMatcher:
+        self._prepared_tokenizer()
         began, began_computing = time.perf_counter(), time.thread_time()
         engine = self._compile(grammar)
         if (seconds := time.thread_time() - began_computing) > LONGEST_COMPILE_S:

@@ -2,7 +2,8 @@
 declared ones.
 
 The engine compares an undeclared name with declared ones as it is written, and a name of a pattern as it is read. So
-undeclared names become those of a pattern that no declared name matches.
+beside declared names that are often written with escapes, undeclared ones become those of a pattern that no declared
+name matches. Elsewhere they do not: the mask of a name's first token then takes 2 ms instead of 0.2 (124,704 tokens).
 """
 
 from __future__ import annotations
@@ -75,9 +76,11 @@ def _without_least(member: Json) -> Json:
 
 
 def with_undeclared_pattern(schema: dict[str, Json]) -> dict[str, Json]:
-    """The schema with undeclared names as a pattern, if it declares some and accepts others."""
+    """The schema with undeclared names as a pattern, if it accepts some beside declared ones that are not in ASCII."""
     declared, others = schema.get("properties"), schema.get("additionalProperties", True)
-    if not isinstance(declared, Mapping) or not declared or others is False or "patternProperties" in schema:
+    if not isinstance(declared, Mapping) or others is False or "patternProperties" in schema:
+        return schema
+    if all(map(str.isascii, declared)):
         return schema
     if sum(map(len, declared)) > _MOST_CHARACTERS or max(map(len, declared)) > _LONGEST_NAME:
         return schema

@@ -120,7 +120,7 @@ def test_malformed_schemas_are_refused(schema: Any) -> None:
         ({"items": {"additionalProperties": {}, "minProperties": 2}}, "/items/minProperties"),
         ({"type": "object", "required": ["a"], "patternProperties": {"b": {}}, "minProperties": 3}, "/minProperties"),
         (
-            {"items": {"properties": {"a": {}}, "additionalProperties": {"if": {}, "then": {}}}},
+            {"items": {"properties": {"ä": {}}, "additionalProperties": {"if": {}, "then": {}}}},
             "additionalProperties/if",
         ),
         ({"type": "object", "propertyNames": {"maxLength": 3}}, "/propertyNames"),
