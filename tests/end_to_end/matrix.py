@@ -134,6 +134,7 @@ async def _play(model: Model, *, num_prompts: int, num_coupled: int) -> None:
             again, _ = await together(stack, requests[-4:])
             assert again == expected[-4:], "with prefixes of the cache"
         assert value(stack.target, "outrider_prefix_cache_hits_total") > 0
+        assert value(stack.target, "outrider_sessions_preempted_total") > 0
         await all_free(stack)
     settings = {**PAGES, **model.settings, "prefix_caching": False}
     other = cached_tiny_model("llama", seed=9)

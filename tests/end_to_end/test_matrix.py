@@ -14,7 +14,8 @@ from tests.end_to_end.matrix import play
 from tests.end_to_end.matrix_models import CASES, FAMILIES
 from tests.model_executor.test_parity import MODELS
 
-SMALL = ("qwen3-next", "gpt-oss")
+SMALL = ("qwen3-next", "qwen3.5", "gpt-oss", "qwen3-moe", "mixtral-window", "gemma3")
+"""Models with recurrent layers, with experts, and with windows."""
 
 
 def test_every_family_decoder_and_format_is_in_the_matrix() -> None:

@@ -76,8 +76,10 @@ async def outputs(stack: Stack, **options: Any) -> list[GenerationResult]:
     return await asyncio.gather(*(stack.generate(**case) for case in cases))
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
-@pytest.mark.parametrize(("target_pages", "draft_pages"), [(64, 512), (512, 64), (64, 64), (30, 30)])
+@pytest.mark.parametrize(
+    ("target_pages", "draft_pages", "prefix_caching"),
+    [(64, 512, True), (512, 64, True), (64, 64, False), (30, 30, True)],
+)
 async def test_tokens_are_those_of_a_pool_for_all(
     models: SmallModels,
     expected: list[GenerationResult],

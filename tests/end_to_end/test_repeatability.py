@@ -68,8 +68,16 @@ async def beside_others(stack: Stack, options: dict[str, Any]) -> GenerationResu
     return results[OTHERS // 2]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("draft", ["good", "bad", "ngram"])
+@pytest.mark.parametrize(
+    ("draft", "sampling"),
+    [
+        *(("good", sampling) for sampling in SAMPLINGS),
+        ("bad", SAMPLINGS[0]),
+        ("bad", SAMPLINGS[2]),
+        ("ngram", SAMPLINGS[1]),
+    ],
+    ids=str,
+)
 async def test_it_repeats_whatever_else_is_in_the_batch(
     models: SmallModels, draft: str, sampling: dict[str, Any]
 ) -> None:

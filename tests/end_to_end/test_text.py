@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -43,8 +44,13 @@ async def stack_of(folder: Path) -> AsyncIterator[Stack]:
 async def say(folder: Path, **options: Any) -> GenerationResult:
     """The result of a stream that said the same, piece by piece."""
     async with stack_of(folder) as stack:
-        reader = Reader(stack, **{"prompt": TEXT[0], "temperature": 0, "max_tokens": 60, **options})
-        last = await reader.finish()
+        return await said(stack, **options)
+
+
+async def said(stack: Stack, **options: Any) -> GenerationResult:
+    """The same on a stack that other requests use."""
+    reader = Reader(stack, **{"prompt": TEXT[0], "temperature": 0, "max_tokens": 60, **options})
+    last = await reader.finish()
     assert last.result is not None
     assert (reader.text, reader.token_ids) == (last.result.text, last.result.token_ids)
     return last.result
@@ -86,38 +92,37 @@ async def test_a_prompt_may_end_inside_a_character(parrot: Path) -> None:
 # Stops.
 
 
+STOPS: list[tuple[list[str], str, str | int]] = [
+    (["ef"], "cd", "ef"),
+    (["gh", "def"], "c", "def"),
+    (["efX", "h"], "cdefg", "h"),
+    (["f", "ef", "cdefgh"], "cd", "ef"),
+    (["👋"], "", "👋"),
+    (["世_"], "", "世_"),
+    (["nothing of it", "cX"], "cdefgh", END),
+]
+"""Stop texts, what is shown before one, and the one that is found."""
+
+
 @WIDTHS
-@pytest.mark.parametrize(
-    ("stop", "shown", "matched"),
-    [
-        (["ef"], "cd", "ef"),
-        (["gh", "def"], "c", "def"),
-        (["efX", "h"], "cdefg", "h"),
-        (["f", "ef", "cdefgh"], "cd", "ef"),
-        (["👋"], "", "👋"),
-        (["世_"], "", "世_"),
-        (["nothing of it", "cX"], "cdefgh", END),
-    ],
-)
-async def test_stop_texts_are_found_across_tokens(
-    parrot: Path, draft_length: int, stop: list[str], shown: str, matched: str | int
-) -> None:
-    begins = {"👋": "_", "世_": "-"}.get(str(matched), ".")
-    for include in (False, True):
-        result = await say(
-            parrot,
-            prompt=begins,
-            stop=stop,
-            include_stop_str_in_output=include,
-            num_speculative_tokens=draft_length,
-        )
-        assert result.finish_reason is FinishReason.STOP
-        assert result.matched_stop == matched
-        assert result.text == shown + (matched if include and isinstance(matched, str) else "")
-        # The tokens go up to the one that completed the stop.
-        full = TEXT[TEXT.index(begins) + 1 :]
-        end = full.index(matched) + len(matched) if isinstance(matched, str) else len(full)
-        assert result.token_ids == (*token_ids_of(parrot, full[:end]), *((END,) if matched == END else ()))
+async def test_stop_texts_are_found_across_tokens(parrot: Path, draft_length: int) -> None:
+    async with stack_of(parrot) as stack:
+        for (stop, shown, matched), include in itertools.product(STOPS, (False, True)):
+            begins = {"👋": "_", "世_": "-"}.get(str(matched), ".")
+            result = await said(
+                stack,
+                prompt=begins,
+                stop=stop,
+                include_stop_str_in_output=include,
+                num_speculative_tokens=draft_length,
+            )
+            assert result.finish_reason is FinishReason.STOP
+            assert result.matched_stop == matched
+            assert result.text == shown + (matched if include and isinstance(matched, str) else "")
+            # The tokens go up to the one that completed the stop.
+            full = TEXT[TEXT.index(begins) + 1 :]
+            end = full.index(matched) + len(matched) if isinstance(matched, str) else len(full)
+            assert result.token_ids == (*token_ids_of(parrot, full[:end]), *((END,) if matched == END else ()))
 
 
 @WIDTHS
@@ -187,8 +192,7 @@ def check_logprob(entry: TokenLogprob, token_id: int, logits: Tensor, num_top: i
     assert [value for _, value in entry.top] == pytest.approx(values.tolist(), abs=1e-4)
 
 
-@WIDTHS
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("draft_length", "temperature"), [(0, 1.0), (4, 0.0), (4, 1.0)])
 async def test_logprobs_are_those_of_the_model(draft_length: int, temperature: float) -> None:
     prompt = [*range(40, 70)]
     async with stack_of(MODEL) as stack:
@@ -312,23 +316,22 @@ CASES: dict[str, tuple[dict[str, Any], Change]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-async def test_what_shapes_logits_equals_a_plain_loop(case: str) -> None:
-    options, change = CASES[case]
-    expected = plain_loop(24, change)
+async def test_what_shapes_logits_equals_a_plain_loop() -> None:
+    unchanged = plain_loop(24, nothing)
     async with stack_of(MODEL) as stack:
-        for draft_length in (0, 4):
-            result = await stack.generate(
-                prompt_token_ids=PROMPT,
-                max_tokens=24,
-                temperature=0,
-                ignore_eos=True,
-                num_speculative_tokens=draft_length,
-                **options,
-            )
-            assert list(result.token_ids) == expected
-    if case != "plain":
-        assert expected != plain_loop(24, nothing)
+        for case, (options, change) in CASES.items():
+            expected = plain_loop(24, change)
+            assert (expected != unchanged) == (case != "plain")
+            for draft_length in (0, 4):
+                result = await stack.generate(
+                    prompt_token_ids=PROMPT,
+                    max_tokens=24,
+                    temperature=0,
+                    ignore_eos=True,
+                    num_speculative_tokens=draft_length,
+                    **options,
+                )
+                assert list(result.token_ids) == expected, case
 
 
 async def test_bad_words_are_never_completed() -> None:

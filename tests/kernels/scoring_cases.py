@@ -351,8 +351,14 @@ COLUMN_CASES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("flaw", ["none", "not a number", "cuts not found"])
-@pytest.mark.parametrize("case", COLUMN_CASES)
+@pytest.mark.parametrize(
+    ("case", "flaw"),
+    [
+        *((case, "none") for case in COLUMN_CASES),
+        *((case, "not a number") for case in ("greedy and coupled", "adjusted")),
+        *((case, "cuts not found") for case in ("sampled", "coupled")),
+    ],
+)
 def test_columns_are_scored_as_single_requests(case: str, flaw: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if flaw == "cuts not found":
         monkeypatch.setattr(launching, "NARROW", TINY)
@@ -550,11 +556,18 @@ MASKED_OPENINGS = [
 WRONG = 5
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("kinds", "num_drafts"), [((0, 0), 2), ((2, 0), 0), ((1, 4, 3), 2), ((1, 4, 3), 0), ((1, WRONG, 4), 1)]
+    ("kinds", "num_drafts", "flaw", "dtype"),
+    [
+        ((0, 0), 2, "none", torch.bfloat16),
+        ((2, 0), 0, "none", torch.float16),
+        ((1, 4, 3), 2, "none", torch.float16),
+        ((1, 4, 3), 0, "none", torch.bfloat16),
+        ((1, WRONG, 4), 1, "none", torch.bfloat16),
+        ((2, 0), 0, "not a number", torch.bfloat16),
+        ((1, 4, 3), 2, "not a number", torch.float16),
+    ],
 )
-@pytest.mark.parametrize("flaw", ["none", "not a number"])
 def test_rows_with_grammars_are_scored_as_single_sessions(
     kinds: tuple[int, ...], num_drafts: int, flaw: str, dtype: torch.dtype
 ) -> None:
@@ -590,8 +603,13 @@ def test_rows_with_grammars_are_scored_as_single_sessions(
         assert all(mass[0] > 0 for mass in masses)
 
 
-@pytest.mark.parametrize("kinds", [(0, 0, 0), (2, 3, 2), (0, 1, 2, 3, 0)])
-@pytest.mark.parametrize("flaw", ["none", "not a number", "cuts not found"])
+@pytest.mark.parametrize(
+    ("kinds", "flaw"),
+    [
+        *((kinds, "none") for kinds in ((0, 0, 0), (2, 3, 2), (0, 1, 2, 3, 0))),
+        *(((0, 1, 2, 3, 0), flaw) for flaw in ("not a number", "cuts not found")),
+    ],
+)
 def test_plain_rows_are_scored_as_single_sessions(
     kinds: tuple[int, ...], flaw: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

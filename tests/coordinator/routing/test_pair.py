@@ -84,3 +84,12 @@ def test_a_draft_without_a_model_always_fits() -> None:
 
 def test_a_pair_without_tokenizers_cannot_be_compared_and_is_taken() -> None:
     check_pair(TARGET, describe("draft", VOCAB, sha="", tokenizer_files={}))
+
+
+def test_a_head_reads_hidden_states_that_the_target_has() -> None:
+    target = describe("target", VOCAB, sha="1" * 64, hidden_size=64, num_layers=4)
+    check_pair(target, describe("draft", VOCAB, sha="1" * 64, hidden_size=64, hidden_state_layers=(2, 4)))
+    with pytest.raises(PairMismatchError, match="reads hidden states of 32 values, and those of the target"):
+        check_pair(target, describe("draft", VOCAB, sha="1" * 64, hidden_size=32, hidden_state_layers=(2,)))
+    with pytest.raises(PairMismatchError, match="hidden states of layer 5, and the target the-target has 4 layers"):
+        check_pair(target, describe("draft", VOCAB, sha="1" * 64, hidden_size=64, hidden_state_layers=(2, 5)))
