@@ -97,14 +97,9 @@ class Coordinator:
             _source(target),
             None if draft is None else _source(draft),
             self.request_manager,
+            settings,
             on_model=self._make_input_processor,
             on_target=on_target,
-            target_timeout_s=settings.target_timeout_s,
-            draft_timeout_s=settings.draft_timeout_ms / 1000,
-            direct_proposals=settings.direct_proposals,
-            channels_between_hosts=settings.channels_between_hosts,
-            draft_ahead=settings.draft_ahead,
-            max_messages_per_s=settings.max_stream_messages_per_s,
         )
         self.services = self.driver.services
         self._latency_histograms = LatencyHistograms()

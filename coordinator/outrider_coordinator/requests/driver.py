@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from outrider.config import CoordinatorSettings
 from outrider.config.fields import DraftAhead
 from outrider.errors import OutriderError
 from outrider.ports import DraftCommand, DraftEvent, TargetCommand, TargetEvent
@@ -31,32 +32,23 @@ class Driver:
         targets: Source[TargetCommand, TargetEvent],
         drafts: Source[DraftCommand, DraftEvent] | None,
         request_manager: RequestManager,
+        settings: CoordinatorSettings,
         *,
         on_model: Callable[[ModelDescription], None],
         on_target: Callable[[bool], None],
-        target_timeout_s: float,
-        draft_timeout_s: float,
-        direct_proposals: bool,
-        channels_between_hosts: bool = False,
-        draft_ahead: DraftAhead = DraftAhead.VERDICT,
-        max_messages_per_s: int = 0,
     ) -> None:
-        """``on_target`` is told of the first target attached and the last lost; ``on_model`` is as for ``Services``.
-        ``direct_proposals``: drafts may send proposals to targets of their host directly, with
-        ``channels_between_hosts`` to any. ``draft_ahead``: what they
-        begin before they are asked. ``max_messages_per_s``: to users, of all streams; 0: any number.
-        """
+        """``on_target`` is told of the first target attached and the last lost; ``on_model`` is as for ``Services``."""
         self._request_manager = request_manager
         self._on_target = on_target
-        peers = Peers(direct_proposals=direct_proposals, between_hosts=channels_between_hosts, draft_ahead=draft_ahead)
-        if draft_ahead is DraftAhead.AUTO:
+        peers = Peers(settings)
+        if settings.draft_ahead is DraftAhead.AUTO:
             request_manager.policy.take_order = peers.channels.take_order
         self._sessions = SessionDriver(
             request_manager,
-            draft_timeout_s,
+            settings.draft_timeout_ms / 1000,
             self,
             peers,
-            max_messages_per_s=max_messages_per_s,
+            max_messages_per_s=settings.max_stream_messages_per_s,
         )
         self.on_target_batch = self._sessions.on_target_batch
         self.on_draft_batch = self._sessions.on_draft_batch
@@ -67,11 +59,11 @@ class Driver:
             self,
             peers=peers,
             on_model=on_model,
-            target_timeout_s=target_timeout_s,
+            target_timeout_s=settings.target_timeout_s,
         )
         self.placement = Placement(self.services, request_manager.policy)
         self._failover = Failover(
-            self.services, self.placement, request_manager, self._deliver, target_timeout_s=target_timeout_s
+            self.services, self.placement, request_manager, self._deliver, target_timeout_s=settings.target_timeout_s
         )
         self._runner = RequestRunner(self.services, self.placement, request_manager, self._failover, self._deliver)
         self._reader_pauses = ReaderPauses(request_manager, self._runner, self._deliver)

@@ -67,7 +67,7 @@ class Failover:
 
     def find_targets(self, requests: Iterable[RequestState]) -> None:
         """Place the requests without a target, as far as targets are attached."""
-        for request in sorted(requests, key=lambda request: request.loop.num_target_losses):
+        for request in sorted(requests, key=lambda request: request.loop.target.losses):
             request.place.refused_by.clear()
             if request.place.target is not None or request.is_over or self._waits_its_turn(request):
                 continue
@@ -95,7 +95,7 @@ class Failover:
         self._placement.leave_draft(request.place)
 
     def _retry_draft(self, request: RequestState, refuser: DraftReplica | None) -> None:
-        if self._request_manager.find(request.session) is request:  # otherwise it is given one when it starts again
+        if self._is_running(request):  # otherwise it is given one when it starts again
             self.find_draft(request, besides=refuser)
 
     # Sessions over which targets broke.

@@ -5,7 +5,7 @@ Owns both kinds of introductions: tensor planes for hidden states, and proposal 
 
 from __future__ import annotations
 
-from outrider.config.fields import DraftAhead
+from outrider.config import CoordinatorSettings
 from outrider.ports import OfferPlane, PeerEvent, PlaneChosen
 from outrider_coordinator.routing.channel_introductions import ChannelIntroductions
 from outrider_coordinator.routing.introductions import AnyReplica
@@ -15,19 +15,12 @@ from outrider_coordinator.routing.plane_introductions import PlaneIntroductions
 class Peers:
     """Introductions of every attached target to every attached draft."""
 
-    def __init__(
-        self,
-        *,
-        direct_proposals: bool = False,
-        between_hosts: bool = False,
-        draft_ahead: DraftAhead = DraftAhead.VERDICT,
-    ) -> None:
-        """``direct_proposals``: drafts may send proposals to targets of their host, ``between_hosts``: to others too.
-        ``draft_ahead``: what a draft begins before it is asked.
-        """
+    def __init__(self, settings: CoordinatorSettings) -> None:
         self.planes = PlaneIntroductions()
         self.channels = ChannelIntroductions(
-            is_enabled=direct_proposals, between_hosts=between_hosts, draft_ahead=draft_ahead
+            is_enabled=settings.direct_proposals,
+            between_hosts=settings.channels_between_hosts,
+            draft_ahead=settings.draft_ahead,
         )
         self.plane, self.channel = self.planes.connection, self.channels.channel
 

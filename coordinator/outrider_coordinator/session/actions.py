@@ -92,7 +92,6 @@ class Park:
     """The target has no room: start the session again, with a new number, when it has."""
 
     retry_after_ms: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

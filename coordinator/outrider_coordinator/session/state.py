@@ -194,11 +194,6 @@ class SessionState:
         return self.draft.readiness is Readiness.AWAY
 
     @property
-    def num_target_losses(self) -> int:
-        """Number of consecutive target losses with an unanswered command."""
-        return self.target.losses
-
-    @property
     def is_suspect(self) -> bool:
         """True if targets may break because of this session, after several consecutive losses."""
         return self.target.losses > MAX_LOSSES_IN_A_ROW

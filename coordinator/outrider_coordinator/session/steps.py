@@ -289,10 +289,10 @@ def end(session: SessionState, ending: Finish | Fail) -> None:
     session.actions.append(ending)
 
 
-def park(session: SessionState, retry_after_ms: int, reason: str) -> None:
+def park(session: SessionState, retry_after_ms: int) -> None:
     """Leave both services until the target has room."""
     release(session)
-    session.actions.append(Park(retry_after_ms, reason))
+    session.actions.append(Park(retry_after_ms))
 
 
 def release(session: SessionState) -> None:

@@ -174,10 +174,10 @@ def on_other(session: SessionState, event: TargetEvent) -> None:
         steps.end(session, Fail(_named_error(event)))
     elif isinstance(event, Refused):
         session.target.forget(Readiness.CLOSED)
-        steps.park(session, event.retry_after_ms, event.reason)
+        steps.park(session, event.retry_after_ms)
     elif isinstance(event, Preempted):
         session.target.lose(Readiness.CLOSED)
-        steps.park(session, event.retry_after_ms, "its pages were needed for older requests")
+        steps.park(session, event.retry_after_ms)
 
 
 def is_stale_loss(session: SessionState, event: TargetEvent) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from outrider.limits import MAX_DRAFT_LENGTH
+from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
 from outrider_coordinator.speculation.acceptance import Acceptance
 from outrider_coordinator.speculation.comparison import Comparison
 from outrider_coordinator.speculation.draft_prefill import DraftPrefill
@@ -45,6 +46,10 @@ class DraftLengthController:
         self._has_prompt_ended = self._has_text_come = self._is_fresh = self._is_ahead = False
         self._is_choice_awaited = False
         """Drafts of new sessions lack much text, which the choice that is due may spare them."""
+        self._verdicts: list[SessionVerdict] = []
+        """Verdicts that are not learned yet, since commands leave first."""
+        self._ended: list[ForwardReport | None] = []
+        """Report of the last message, likewise; empty: it is learned."""
 
     # Queries.
 
@@ -145,6 +150,7 @@ class DraftLengthController:
         """A session leaves the target."""
         if session not in self.sessions:
             return
+        self._learn_verdicts()
         self.sessions.remove(session)
         self._probe.leave(session)
         if session.began_s is not None and session.limit and session.num_rounds > 1:
@@ -152,9 +158,40 @@ class DraftLengthController:
 
     def begin(self, now: float) -> None:
         """A message of the target has come; ``now`` is in seconds."""
+        self.learn()
         if self.sessions.may_draft:
             self._busy_s += min(now - self._rounds.current.now, _MAX_INTERVAL_S)
         self._rounds.current = Round(now)
+
+    def add_verdict(self, verdict: SessionVerdict) -> None:
+        """A step was judged. It is learned later, unless it ends a prompt: other sessions wait for that."""
+        self._verdicts.append(verdict)
+        if not verdict[0].has_begun:
+            self._learn_verdicts()
+
+    def add_end(self, report: ForwardReport | None) -> None:
+        """The message has ended. It is learned later."""
+        self._ended = [report]
+
+    def _learn_verdicts(self) -> None:
+        verdicts, self._verdicts = self._verdicts, []
+        self.note_verdicts(verdicts)
+
+    def learn(self) -> None:
+        """Learn all verdicts, and the last message."""
+        self._learn_verdicts()
+        ended, self._ended = self._ended, []
+        for report in ended:
+            if report is None:
+                self.end()
+            else:
+                self.end(
+                    rows=report.batch_size,
+                    tokens=report.num_tokens,
+                    seconds=_seconds(report),
+                    other_rows=report.num_other_rows,
+                    other_drafts=report.num_other_drafts,
+                )
 
     def note_verdicts(self, verdicts: Iterable[SessionVerdict]) -> None:
         """Steps of sessions were judged."""
@@ -185,9 +222,25 @@ class DraftLengthController:
             self._update_draft_prefill()
 
     def note_text_taken(self, session: ControlledSession, draft_lag: int) -> None:
-        """The session's draft has taken in text, and lacks ``draft_lag`` committed tokens now."""
+        """The session's draft has taken in text, and lacks ``draft_lag`` committed tokens now. Verdicts of before say
+        that it lacks more.
+        """
+        self._learn_verdicts()
         if session in self.sessions and session.has_begun:
             session.draft_lag = draft_lag
+
+    def note_proposals(self, batch: EventBatch[DraftEvent]) -> None:
+        """Learn the duration of a draft's message, which may hold proposals or tell only of text that was taken in."""
+        if batch.report is None:
+            return
+        lengths = [len(event.token_ids) for event in batch.events if isinstance(event, Proposal)]
+        for batched in batch.batched:
+            lengths += batched.counts.tolist()
+        if any(lengths):
+            num_rows = max(batch.report.batch_size, sum(length > 0 for length in lengths))
+            self.note_draft(num_rows, max(lengths), _seconds(batch.report))
+        elif lengths:
+            self.note_draft_text()
 
     def note_draft(self, num_rows: int, draft_length: int, seconds: float) -> None:
         """Proposals were drawn together: their number, the longest one's length, their time."""
@@ -307,3 +360,7 @@ class DraftLengthController:
         if self._probe.is_due(self._busy_s):
             plain_s = self.expectation.plain_round_s
             self._probe.begin(self._busy_s, tuple(self.sessions), plain_s, self._comparison.text_seconds(1.0))
+
+
+def _seconds(report: ForwardReport) -> float:
+    return 1e-9 * (report.forward_ns + report.sample_ns)

@@ -17,7 +17,6 @@ from outrider.ports import DraftEvent, EventBatch, ForwardReport
 from outrider.types import StepCost
 from outrider_coordinator.speculation.controller import DraftLengthController
 from outrider_coordinator.speculation.explanation import log_fields, reason_of
-from outrider_coordinator.speculation.lessons import Lessons, note_proposals
 from outrider_coordinator.speculation.order import Order
 from outrider_coordinator.speculation.sessions import ControlledSession
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
@@ -51,7 +50,6 @@ class DraftLengthPolicy:
         self._controller_of: dict[ControlledSession, DraftLengthController] = {}
         self._fixed: set[ControlledSession] = set()
         """Sessions on a target without a controller, each with its limit as length."""
-        self._lessons = Lessons(self._controller_of)
         self.take_order: Callable[[object, bool], None] | None = None
         """Has a target and its drafts work ahead (True) or in turn; None: there is no choice."""
         self._orders: dict[object, Order] = {}
@@ -110,7 +108,6 @@ class DraftLengthPolicy:
         if order is not None:
             order.leave()
         self._fixed.discard(session)
-        self._lessons.learn_verdicts()
         controller = self._controller_of.pop(session, None)
         if controller is not None:
             controller.leave(session)
@@ -136,17 +133,12 @@ class DraftLengthPolicy:
         order = self._order_of.get(session)
         if order is not None:
             order.note(num_accepted + 1)
-        if not self.is_controlled:
-            return
-        self._lessons.add_verdict((session, num_drafted, num_accepted, draft_lag))
-        if not session.has_begun:
-            self._lessons.learn_verdicts()
+        controller = self._controller_of.get(session)
+        if controller is not None:
+            controller.add_verdict((session, num_drafted, num_accepted, draft_lag))
 
     def note_text_taken(self, session: ControlledSession, *, draft_lag: int) -> None:
-        """The session's draft has taken in text, and lacks ``draft_lag`` committed tokens now. Verdicts of before are
-        learned first: they say that it lacks more.
-        """
-        self._lessons.learn_verdicts()
+        """The session's draft has taken in text, and lacks ``draft_lag`` committed tokens now."""
         controller = self._controller_of.get(session)
         if controller is not None:
             controller.note_text_taken(session, draft_lag)
@@ -226,7 +218,6 @@ class DraftLengthPolicy:
         """A message of the target has come; verdicts follow, then ``end``."""
         controller = self._controllers.get(target)
         if controller is not None:
-            self._lessons.learn(controller)
             controller.begin(now)
 
     def end(self, target: object, report: ForwardReport | None) -> bool:
@@ -234,14 +225,14 @@ class DraftLengthPolicy:
         controller = self._controllers.get(target)
         if controller is None:
             return False
-        self._lessons.add_end(controller, report)
+        controller.add_end(report)
         return True
 
     def note_proposals(self, target: object, batch: EventBatch[DraftEvent]) -> None:
         """A message of a draft has come, for sessions of the target."""
         controller = self._controllers.get(target)
         if controller is not None:
-            note_proposals(controller, batch)
+            controller.note_proposals(batch)
 
     # Controllers.
 
@@ -261,7 +252,7 @@ class DraftLengthPolicy:
         controller = self._controllers.get(target)
         if controller is None:
             return
-        self._lessons.learn(controller)
+        controller.learn()
         if controller.choose():
             fields = log_fields(target, controller) | {"reason": reason_of(controller)}
             _log.info("decoding is %s from now on", controller.mode, extra={"fields": fields})

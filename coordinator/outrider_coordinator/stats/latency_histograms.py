@@ -5,23 +5,17 @@ from __future__ import annotations
 from outrider.readings import REQUEST_SECONDS, STAGE_SECONDS, TOKEN_SECONDS, Histogram, Reading
 
 
-class StageHistograms:
+class StageHistograms(dict[str, Histogram]):
     """Times of the stages of steps, in seconds."""
 
-    __slots__ = ("accept", "draft", "score", "wire")
-
     def __init__(self) -> None:
-        self.draft = Histogram(STAGE_SECONDS)
-        self.score = Histogram(STAGE_SECONDS)
-        self.accept = Histogram(STAGE_SECONDS)
-        self.wire = Histogram(STAGE_SECONDS)
+        super().__init__({stage: Histogram(STAGE_SECONDS) for stage in ("draft", "score", "accept", "wire")})
 
     def readings(self, phase: str) -> list[Reading]:
         """All of them, by stage."""
-        stages = {"draft": self.draft, "score": self.score, "accept": self.accept, "wire": self.wire}
         return [
             Reading("outrider_step_stage_seconds", histogram.read(), (("phase", phase), ("stage", stage)))
-            for stage, histogram in stages.items()
+            for stage, histogram in self.items()
         ]
 
 

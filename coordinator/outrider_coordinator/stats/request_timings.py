@@ -106,8 +106,8 @@ class RequestTimings:
         self._note_draft(is_ahead=timing is not None and _is_ahead(timing))
         self._has_waited = True
         self._draft += busy
-        stages.draft.observe(busy)
-        stages.wire.observe(between)
+        stages["draft"].observe(busy)
+        stages["wire"].observe(between)
 
     def step_ended(
         self, arrived: float, handled: float, timing: ItemTiming | None, *, is_prefill: bool, num_drafts: int = 0
@@ -119,11 +119,11 @@ class RequestTimings:
         self._has_waited = False
         stages = self._stages(is_prefill=is_prefill)
         self._accept += handled - arrived
-        stages.accept.observe(handled - arrived)
+        stages["accept"].observe(handled - arrived)
         busy, between = self._split_wait(arrived, handled, timing)
         self._target += busy
-        stages.score.observe(busy)
-        stages.wire.observe(between)
+        stages["score"].observe(busy)
+        stages["wire"].observe(between)
 
     def _note_draft(self, *, is_ahead: bool) -> None:
         self._num_drafts_ahead += is_ahead

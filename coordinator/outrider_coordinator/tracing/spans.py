@@ -107,31 +107,20 @@ class _Writer:
 
     def __init__(self, ids: Ids, notes: Notes) -> None:
         self._ids, self._notes = ids, notes
+        self.decode_id = ids.decode.span_id
 
     def request(self, name: str, attributes: Given, error: str) -> Span:
         ids, notes = self._ids, self._notes
-        return Span(
-            name=name,
-            trace_id=ids.request.trace_id,
-            span_id=ids.request.span_id,
-            parent_id=ids.caller_span_id,
-            start_ns=notes.arrived_ns + notes.epoch_ns,
-            end_ns=(notes.ended_ns or notes.arrived_ns) + notes.epoch_ns,
-            kind=SpanKind.SERVER,
-            attributes=attributes,
-            error=error,
-            trace_state=ids.request.state,
-        )
+        ended = notes.ended_ns or notes.arrived_ns
+        span = self.span(name, ids.caller_span_id, notes.arrived_ns, ended, attributes=attributes, error=error)
+        return replace(span, span_id=ids.request.span_id, kind=SpanKind.SERVER)
 
     def below_request(self, name: str, start_ns: int, end_ns: int, attributes: Given | None = None) -> Span:
         return self.span(name, self._ids.request.span_id, start_ns, end_ns, attributes=attributes)
 
     def decode(self, start_ns: int, end_ns: int, attributes: Given, error: str) -> Span:
-        span = self.span(names.DECODE, self._ids.request.span_id, start_ns, end_ns, attributes=attributes, error=error)
-        return replace(span, span_id=self._ids.decode.span_id)
-
-    def step(self, start_ns: int, end_ns: int, attributes: Given, error: str) -> Span:
-        return self.span(names.STEP, self._ids.decode.span_id, start_ns, end_ns, attributes=attributes, error=error)
+        span = self.below_request(names.DECODE, start_ns, end_ns, attributes)
+        return replace(span, span_id=self._ids.decode.span_id, error=error)
 
     def span(
         self,
@@ -159,7 +148,9 @@ class _Writer:
 
 def _step_spans(writer: _Writer, step: Step, request_ended_ns: int) -> Iterator[Span]:
     ended = step.ended_ns or request_ended_ns
-    above = writer.step(step.began_ns, ended, _step_attributes(step), "" if step.ended_ns else UNFINISHED)
+    error = "" if step.ended_ns else UNFINISHED
+    attributes = _step_attributes(step)
+    above = writer.span(names.STEP, writer.decode_id, step.began_ns, ended, attributes=attributes, error=error)
     yield above
     for exchange in step.exchanges:
         yield from _exchange_spans(writer, exchange, above.span_id, ended)

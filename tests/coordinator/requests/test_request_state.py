@@ -58,5 +58,5 @@ def test_a_step_that_rebuilds_a_session_counts_as_prefill() -> None:
         request.note(DraftWaitEnded(None, is_prefill), 1.5, 2.0)
     request.count_steps()
     for stage in ("score", "draft"):
-        counts = [getattr(phase, stage).read().count for phase in (histograms.prefill, histograms.decode)]
+        counts = [phase[stage].read().count for phase in (histograms.prefill, histograms.decode)]
         assert counts == [2, 1]
