@@ -262,14 +262,22 @@ def test_when_none_answers_the_last_one_is_named() -> None:
 
 def test_a_silent_address_is_given_up_for_one_that_speaks(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Connecting succeeds but nothing is answered; remembered, the address costs the next call nothing."""
-    monkeypatch.setattr("outrider.client.addresses.CONNECT_ATTEMPT_MS", 300)
+    monkeypatch.setattr("outrider.client.addresses.CONNECT_ATTEMPT_MS", 1000)
+    down, note_down = list[str](), Addresses.note_down
+
+    def noted(self: Addresses, name: str) -> None:
+        down.append(name)
+        note_down(self, name)
+
+    monkeypatch.setattr(Addresses, "note_down", noted)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        with Client(f"127.0.0.1:{silent.getsockname()[1]}", service.address) as client:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with Client(address, service.address) as client:
             assert client.generate(prompt="x", max_tokens=1).token_ids == (0,)
-            monkeypatch.setattr("outrider.client.addresses.CONNECT_ATTEMPT_MS", 10**7)
             assert client.generate(prompt="x", max_tokens=1).token_ids == (0,)
+            assert down == [address]
 
 
 NO_COORDINATOR = ProtocolError("it answered UNIMPLEMENTED")

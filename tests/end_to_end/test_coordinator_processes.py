@@ -1,9 +1,12 @@
-"""Two coordinators as processes on one port: both serve, and when one ends its streams go on at the other."""
+"""``outrider coordinator`` as processes: signals end one, and two on one port both serve; when one ends, its streams go
+on at the other.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator
@@ -15,8 +18,9 @@ import pytest
 from outrider import AsyncClient
 from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.probe import is_serving
+from outrider.errors import UnavailableError
 from outrider.generation import GenerationResult
-from tests.support.stack import run_stack
+from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
 
 pytestmark = pytest.mark.timeout(300)
@@ -24,7 +28,70 @@ pytestmark = pytest.mark.timeout(300)
 DEADLINE_S = 120.0
 NUM_CLIENTS = 16
 """Clients of which all reach one process by chance in 1 of 30,000 runs."""
+LONG: dict[str, Any] = {"prompt_token_ids": [1, 2, 3], "max_tokens": 8000, "temperature": 0, "ignore_eos": True}
 REQUEST: dict[str, Any] = {"prompt_token_ids": [5, 6, 7], "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+
+
+def stack_of() -> contextlib.AbstractAsyncContextManager[Stack]:
+    return run_stack(cached_tiny_model("llama", seed=1, max_position_embeddings=16384), wire=True)
+
+
+@contextlib.asynccontextmanager
+async def coordinator_process(stack: Stack, address: str, *flags: str) -> AsyncIterator[Process]:
+    """A coordinator beside the stack's target, once it serves at its address."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "outrider.cli", "coordinator", "--target-address", stack.addresses["target"]),
+        *("--drain-delay-s", "0", *flags),
+        stderr=DEVNULL,
+    )
+    try:
+        await serving(address)
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def one_coordinator(*flags: str) -> AsyncIterator[tuple[Process, str]]:
+    """A coordinator that serves, and its address."""
+    port = hold_port()
+    async with (
+        stack_of() as stack,
+        coordinator_process(stack, address := f"127.0.0.1:{port}", "--port", str(port), *flags) as process,
+    ):
+        yield process, address
+
+
+async def serving(address: str, *, is_expected: bool = True) -> None:
+    """Return when the address serves, or no longer does."""
+    async with asyncio.timeout(DEADLINE_S):
+        while await is_serving(address) is not is_expected:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_second_sigterm_ends_it_at_once() -> None:
+    async with one_coordinator("--drain-grace-s", "600") as (process, address), AsyncClient(address) as client:
+        stream = client.stream(**LONG)
+        await anext(stream)
+        process.terminate()
+        await serving(address, is_expected=False)
+        await anext(stream)
+        assert process.returncode is None
+        process.terminate()
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(UnavailableError):
+                async for _ in stream:
+                    pass
+            assert await process.wait() == 0
+
+
+async def test_an_interrupt_ends_it_like_a_sigterm() -> None:
+    async with one_coordinator() as (process, _):
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await process.wait() == 0
 
 
 @dataclass
@@ -55,31 +122,14 @@ class Stream:
 @contextlib.asynccontextmanager
 async def two_coordinators() -> AsyncIterator[tuple[str, list[Coordinator], GenerationResult]]:
     """The address that they share, both of them, and the result without any fault."""
-    model = cached_tiny_model("llama", seed=1, max_position_embeddings=16384)
     port = hold_port()
-    address = f"127.0.0.1:{port}"
-    async with run_stack(model, wire=True) as stack, contextlib.AsyncExitStack() as running:
+    async with stack_of() as stack, contextlib.AsyncExitStack() as running:
         found = []
         for own_port in (hold_port(), hold_port()):
-            flags = ("--port", str(port), "--reuse-port", "--own-port", str(own_port), "--drain-delay-s", "0")
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "outrider_coordinator", *flags, "--target-address", stack.addresses["target"]),
-                stderr=DEVNULL,
-            )
-            running.push_async_callback(_end, process)
-            own = await running.enter_async_context(AsyncClient(f"127.0.0.1:{own_port}"))
-            async with asyncio.timeout(DEADLINE_S):
-                while not await is_serving(f"127.0.0.1:{own_port}"):
-                    await asyncio.sleep(0.02)
-            found.append(Coordinator(process, own))
-        yield address, found, await found[0].own.generate(**REQUEST)
-
-
-async def _end(process: Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
+            own, flags = f"127.0.0.1:{own_port}", ("--port", str(port), "--reuse-port", "--own-port", str(own_port))
+            process = await running.enter_async_context(coordinator_process(stack, own, *flags))
+            found.append(Coordinator(process, await running.enter_async_context(AsyncClient(own))))
+        yield f"127.0.0.1:{port}", found, await found[0].own.generate(**REQUEST)
 
 
 @contextlib.asynccontextmanager
