@@ -318,3 +318,19 @@ async def test_what_can_wait_comes_after_the_commands_were_taken_to_be_written()
     assert order == ["sent", "written", "learned"]
     outbox.close()
     await writing
+
+
+def test_verdicts_on_a_session_that_leaves_are_learned() -> None:
+    policy = DraftLengthPolicy(8, is_controlled=True)
+    session = policy.session(None)
+    policy.enter(session, "target")
+    controller = policy.controller("target")
+    assert controller is not None
+    before = controller.acceptance
+    policy.begin("target", 0.0)
+    policy.note_verdict(session, 0, 0, draft_lag=0)
+    policy.note_verdict(session, 4, 4, draft_lag=0)
+    policy.leave(session)
+    policy.end("target", None)
+    policy.choose("target")
+    assert controller.acceptance > before
