@@ -50,9 +50,12 @@ def check(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_experts", "num_chosen", "normalizes"), [(8, 2, False), (5, 5, True), (60, 4, False), (128, 8, True)]
+    ("num_tokens", "num_experts", "num_chosen", "normalizes"),
+    [
+        *((num_tokens, 8, 2, False) for num_tokens in NUM_TOKENS),
+        *((num_tokens, *more) for num_tokens in (1, 60) for more in ((5, 5, True), (60, 4, False), (128, 8, True))),
+    ],
 )
-@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
 def test_tokens_go_to_their_most_probable_experts(
     num_tokens: int, num_experts: int, num_chosen: int, normalizes: bool
 ) -> None:
@@ -127,9 +130,10 @@ def routing_of(num_tokens: int, num_experts: int, num_chosen: int = 2, *, one: b
     return route(logits, num_chosen, normalizes=True)
 
 
-@pytest.mark.parametrize("one", [False, True])
 @pytest.mark.parametrize(("size", "out"), [(128, 64), (72, 40), (200, 136)])
-@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize(
+    ("num_tokens", "one"), [*((num_tokens, False) for num_tokens in NUM_TOKENS), (1, True), (60, True)]
+)
 def test_products(num_tokens: int, size: int, out: int, one: bool) -> None:
     num_experts = 6
     weight, bias = random(num_experts * out, size).to(DTYPE), random(num_experts * out).to(DTYPE)
@@ -170,8 +174,10 @@ ROUNDINGS = {
 
 
 @pytest.mark.parametrize("name", ROUNDINGS)
-@pytest.mark.parametrize("scale_rows", [None, 64, 16])
-@pytest.mark.parametrize(("num_tokens", "size", "out"), [(1, 256, 64), (9, 144, 48)])
+@pytest.mark.parametrize(
+    ("scale_rows", "num_tokens", "size", "out"),
+    [(None, 1, 256, 64), (None, 9, 144, 48), (64, 1, 256, 64), (16, 9, 144, 48)],
+)
 def test_fp8_products(num_tokens: int, size: int, out: int, scale_rows: int | None, name: str) -> None:
     num_experts, rounding = 4, ROUNDINGS[name]
     rows = num_experts * out

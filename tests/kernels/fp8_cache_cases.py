@@ -83,8 +83,15 @@ def test_numbers_beyond_the_largest_are_the_largest() -> None:
     assert narrow[1].float().eq(448).all()
 
 
-@pytest.mark.parametrize(("window", "value_scale"), [(None, 0.25), (30, None)])
-@pytest.mark.parametrize(("contexts", "queries"), [([70, 9, 33], [5, 9, 1]), ([150], [1]), ([100, 40], [64, 1])])
+@pytest.mark.parametrize(
+    ("contexts", "queries", "window", "value_scale"),
+    [
+        ([70, 9, 33], [5, 9, 1], None, 0.25),
+        ([70, 9, 33], [5, 9, 1], 30, None),
+        ([150], [1], None, 0.25),
+        ([100, 40], [64, 1], 30, None),
+    ],
+)
 def test_attention(contexts: list[int], queries: list[int], window: int | None, value_scale: float | None) -> None:
     batch, slots = ragged_batch(4, contexts, queries, num_pages=200)
     kv = torch.full((800, 2, 2, 16), float("nan"), device=DEVICE, dtype=torch.float32).to(FP8)
