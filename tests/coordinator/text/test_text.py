@@ -194,6 +194,11 @@ def test_a_stop_may_not_end_before_it_is_armed_but_may_begin_there() -> None:
     assert matcher.push("z") == "z"
 
 
+def test_a_stop_may_end_in_text_that_may_yet_change() -> None:
+    for include, shown in ((False, "x"), (True, "xab")):
+        assert StopMatcher(("ab",), include_stop=include).push("xa", "bc") == StopMatch("ab", shown)
+
+
 pushes = st.lists(st.tuples(st.text(alphabet="ab", max_size=6), st.booleans()), max_size=8)
 
 
