@@ -34,7 +34,9 @@ pytestmark = pytest.mark.timeout(300)
 async def coordinator_of(targets: list[str], draft: str | None) -> AsyncIterator[Coordinator]:
     """Coordinator as ``outrider coordinator`` makes it; everything attached."""
     addresses = {"target_address": ",".join(targets), "draft_address": draft}
-    settings = CoordinatorSettings.model_validate({**addresses, "link_timeout_ms": LINK_TIMEOUT_MS})
+    settings = CoordinatorSettings.model_validate(
+        {**addresses, "link_timeout_ms": LINK_TIMEOUT_MS, "draft_length": "fixed"}  # toys need not be worth asking
+    )
     coordinator = _coordinator(settings, lambda is_up: None, None)
     async with asyncio.timeout(DEADLINE_S):
         await coordinator.start()
