@@ -104,6 +104,8 @@ class Coordinator:
         self.services = self.driver.services
         self._latency_histograms = LatencyHistograms()
         self._threads = Threads()
+        self._slow_threads = Threads(1)
+        """Thread of grammars that may take seconds to compile, for which other requests do not wait."""
         self._last_arrival_ns = 0
         self._prefix_hash_key = secrets.token_bytes(16)
         """Key of the prefix hashes of all sessions, so that hashes of their prompts can be compared when they are
@@ -221,7 +223,8 @@ class Coordinator:
         await run_in_slices(processor.checking(request))
         rendered = await processor.render(request)
         tokenize = partial(processor.tokenize, request, rendered)
-        texts = await self._threads.call(tokenize, in_thread=_has_long_text(request, rendered))
+        threads = self._slow_threads if _has_slow_grammar(request) else self._threads
+        texts = await threads.call(tokenize, in_thread=_has_long_text(request, rendered))
         engine_request = replace(
             await run_in_slices(processor.processing(request, texts)),
             arrival_ns=arrival_ns,
@@ -273,6 +276,12 @@ def _has_long_text(request: GenerationRequest, rendered: str) -> bool:
     if request.sampling.grammar is not None:
         return True
     return len(request.prompt or rendered) + sum(map(len, request.bad_words)) > LONG_TEXT_CHARACTERS
+
+
+def _has_slow_grammar(request: GenerationRequest) -> bool:
+    """True if a grammar has the keyword with which it may take seconds to compile; all known others take 0.2 s."""
+    grammar = request.sampling.grammar
+    return grammar is not None and "multipleOf" in grammar.text
 
 
 def _source(found: Port[CommandT, EventT] | Source[CommandT, EventT]) -> Source[CommandT, EventT]:

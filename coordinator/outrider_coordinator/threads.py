@@ -17,8 +17,8 @@ class Threads:
     cancelled; a thread whose caller is gone keeps its turn until it has ended. Belongs to one event loop.
     """
 
-    def __init__(self) -> None:
-        self._turns = asyncio.Semaphore(MOST_THREADS)
+    def __init__(self, most: int = MOST_THREADS) -> None:
+        self._turns = asyncio.Semaphore(most)
 
     async def call(self, work: Callable[[], ResultT], *, in_thread: bool) -> ResultT:
         """The result of the work, done at once or in a thread when one is free; its errors are raised."""

@@ -73,7 +73,7 @@ def prepare_schema(schema: Json) -> Json:
     for path, own in subschemas(found):
         if _counts_repeated_names(own):
             raise ValueError(f"{path}/minProperties is not supported beyond required names and one more")
-        if _has_many_remainders(own.get("multipleOf")):
+        if _has_many_remainders(own):
             most = f"{_MOST_REMAINDERS:,}"
             raise ValueError(f"{path}/multipleOf is not supported above {most} without factors of 10")
     return found
@@ -135,11 +135,14 @@ def _counts_repeated_names(schema: Mapping[str, Json]) -> bool:
     return type(least) is int and not is_closed and least > len(set(names)) + 1
 
 
-def _has_many_remainders(divisor: Json) -> bool:
-    """True for an integer that the engine follows by all its remainders, and by too many."""
-    if not isinstance(divisor, int | float) or not math.isfinite(divisor) or divisor != int(divisor):
-        return False
-    left = abs(int(divisor))
+def _has_many_remainders(schema: Mapping[str, Json]) -> bool:
+    """True for multiples, together with those of ``allOf``, that the engine follows by too many remainders."""
+    members = schema.get("allOf", [])
+    parts = (
+        [schema, *(part for part in members if isinstance(part, Mapping))] if isinstance(members, list) else [schema]
+    )
+    given = [part["multipleOf"] for part in parts if isinstance(part.get("multipleOf"), int | float)]
+    left = math.lcm(*(abs(int(divisor)) for divisor in given if math.isfinite(divisor) and divisor == int(divisor)))
     while left > _MOST_REMAINDERS and left % 10 == 0:
         left //= 10
     return left > _MOST_REMAINDERS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +24,11 @@ from outrider.errors import (
     UnavailableError,
 )
 from outrider.generation import Delta, GenerationRequest, GenerationResult
-from outrider.types import AcceptanceMethod, FinishReason, SamplingParams
+from outrider.types import AcceptanceMethod, FinishReason, Grammar, GrammarKind, SamplingParams
+from outrider_coordinator.requests.input_processor import InputProcessor, Tokenized
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session.output import Output
+from outrider_coordinator.threads import MOST_THREADS
 from tests.coordinator.tokenizers_for_tests import byte_level, text_tokenizer
 from tests.support.coordinator_stats import stats_of
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
@@ -132,6 +135,32 @@ async def test_times_are_intervals_that_fit_into_the_whole() -> None:
     assert min(parts) > 0
     assert sum(parts) <= timing.total - timing.queue
     assert 0 <= timing.queue <= timing.first_token <= timing.total
+
+
+async def test_a_grammar_that_may_be_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+
+    def tokenize(_: InputProcessor, request: GenerationRequest, rendered: str) -> Tokenized:
+        grammar = request.sampling.grammar
+        assert grammar is not None and not rendered
+        if "multipleOf" in grammar.text:
+            may_end.wait(SOON_S)
+        raise InvalidRequestError("grammar", "was compiled")
+
+    monkeypatch.setattr(InputProcessor, "tokenize", tokenize)
+    async with stack() as made:
+
+        async def compiled(text: str) -> None:
+            sampling = SamplingParams(grammar=Grammar(GrammarKind.JSON_SCHEMA, text))
+            with pytest.raises(InvalidRequestError, match="was compiled"):
+                await made.run(replace(ask(), sampling=sampling))
+
+        slow = [asyncio.create_task(compiled('{"multipleOf": 7}')) for _ in range(2 * MOST_THREADS)]
+        await asyncio.sleep(0)
+        await compiled("{}")
+        assert not any(task.done() for task in slow)
+        may_end.set()
+        await asyncio.gather(*slow)
 
 
 async def test_sixteen_sessions_share_messages() -> None:

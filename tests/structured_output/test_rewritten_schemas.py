@@ -127,6 +127,7 @@ def test_malformed_schemas_are_refused(schema: Any) -> None:
         ({"oneOf": [{"type": "integer"}, {"$ref": "#/$defs/x"}], "$defs": {"x": {"type": "number"}}}, "/oneOf"),
         ({"oneOf": [{"$ref": "#/$defs/x"}, {"type": "null"}], "$defs": {"x": {"$ref": "#/$defs/x"}}}, "/oneOf"),
         ({"items": {"multipleOf": 1048576}}, "/items/multipleOf"),
+        ({"items": {"multipleOf": 997, "allOf": [{"multipleOf": 991.0}]}}, "/items/multipleOf"),
     ),
 )
 def test_what_is_not_certain_is_refused(schema: Any, path: str) -> None:
