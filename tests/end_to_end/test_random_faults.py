@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import shutil
 from collections.abc import Callable
@@ -16,18 +17,24 @@ from safetensors.torch import load_file, save_file
 
 from outrider.generation import GenerationResult
 from outrider.model_executor.distributed import runner
+from outrider.types import SamplingParams
 from outrider_coordinator.speculation import order
 from tests.end_to_end.random_faults import Faults, Messages, left_nothing, through_a_proxy
 from tests.end_to_end.test_direct_proposals import COUPLED, GREEDY, PATIENT, SAMPLED, TARGET, introduced
+from tests.end_to_end.test_distribution import LENGTH
+from tests.end_to_end.test_draft_ahead import steps
 from tests.end_to_end.waiting import DEADLINE_S
 from tests.support.coordinator_stats import stats_of
 from tests.support.draft_loops import LoopedRunner
+from tests.support.small_models import PROMPT, VOCAB_SIZE, build_small_models
 from tests.support.stack import Stack, run_stack
+from tests.support.statistics import cells, chi_square_p, joint_law
 
 NUM_PROMPTS, LONGEST, NUM_REQUESTS = 12, 90, 16
 FEW_PAGES: dict[str, Any] = {"page_size": 4, "num_pages": 110}
 SEEDS = (4, 6, 38, 58)
 """The first faults of a service that they draw are a hang, lost links and outages."""
+NUM_DRAWS, LEAST_P, CAUGHT_P = 400, 1e-6, 1e-12
 Rule = dict[str, Any]
 
 
@@ -212,3 +219,37 @@ async def test_under_rejection_faults_of_the_path_change_no_draw(near: Path, mon
             faults.is_over = True
             await happening
         await left_nothing(stack)
+
+
+async def test_under_rejection_kills_keep_the_joint_law(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of faults choose which draws decide, and never their values."""
+    monkeypatch.setattr(runner, "ModelRunner", LoopedRunner)
+    models = build_small_models(tmp_path)
+    Messages(random.Random(1)).install(monkeypatch)
+    ahead: dict[str, Any] = {"draft_ahead": "chain", "channels_between_hosts": True, **PATIENT}
+    asked = {"prompt_token_ids": PROMPT, "max_tokens": 6, "ignore_eos": True, "num_speculative_tokens": 1, **SAMPLED}
+    outputs: list[list[int]] = []
+    seeds = itertools.count()
+    async with (
+        through_a_proxy(monkeypatch) as proxy,
+        run_stack(models.target, models.good, wire=True, **ahead) as stack,
+    ):
+        await introduced(stack)
+        faults = Faults(stack, proxy, random.Random(2))
+
+        async def user() -> None:
+            while len(outputs) < NUM_DRAWS or not faults.of_services or not steps(stack, "used"):
+                result = await asyncio.wait_for(stack.generate(**{**asked, "seed": next(seeds)}), DEADLINE_S)
+                outputs.append(list(result.token_ids[:LENGTH]))
+
+        happening = asyncio.ensure_future(faults.play())
+        try:
+            await asyncio.gather(user(), user())
+        finally:
+            faults.is_over = True
+            await happening
+        await left_nothing(stack)
+    counts = cells(outputs, VOCAB_SIZE)
+    law, other = (joint_law(models.target, PROMPT, SamplingParams(temperature=t), LENGTH) for t in (1.0, 0.6))
+    assert chi_square_p(counts, law) > LEAST_P
+    assert chi_square_p(counts, other) < CAUGHT_P
