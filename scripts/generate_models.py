@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outrider.model_executor.models.config import FALLBACK_SPEED
 from outrider.model_executor.models.quantization_reader import SUPPORTED
-from outrider.model_executor.models.support import FALLBACKS, FAMILIES, FORMATS, SERVED
+from outrider.model_executor.models.support import FALLBACKS, FAMILIES, FORMATS
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 
@@ -18,8 +18,7 @@ HEAD = """\
 <!-- Made by scripts/generate_models.py from outrider/model_executor/models/support.py; change it there. -->
 
 `outrider check FOLDER_OR_ID` says from the configuration, and the headers of a folder's weights, whether a model would
-load, how much memory it takes, or why it would not load. Draft and target are loaded in the same way, each in a format
-of its own.
+load, how much memory it takes, or why it would not load.
 
 ## Families
 
@@ -29,16 +28,18 @@ Heads are drafts that read hidden states: EAGLE, EAGLE-3, DFlash, Medusa and MLP
 |---|---|---|
 """
 
-SERVED_HEAD = """
-`pytest -m slow tests/end_to_end/test_matrix.py` plays 200 prompts through the services: alone; together in small pools,
-with prefix cache and drafts of 1 to 8 tokens by the model itself; and by another model over gRPC while draft and target
-are lost. Greedy tokens are transformers', coupled ones those of the target alone. Played: all families, and """
+SERVED = """
+`pytest -m slow tests/end_to_end/test_matrix.py` plays 200 prompts of each family, and 60 of each format and model
+through transformers: alone; in small pools, with prefix cache and drafts of 1 to 8 tokens by the model itself; by
+another model over gRPC while draft and target are lost; some shared by two processes. Greedy tokens are
+transformers', coupled ones those of the target alone.
+"""
 FALLBACK_HEAD = f"""
 Decoders of other families run through transformers' code with paged attention (`--model-impl transformers`; auto
 where no family fits), if every layer attends through its attention interface. RMS norms and products are ours; CUDA
 graphs are used if they give the same logits: expect {FALLBACK_SPEED} of native speed. `--tensor-parallel-size` shares
 linear layers by transformers' plan; models with experts, or without a plan, are refused then. On one device
-`--quantization fp8` makes FP8 of their linear layers. Heads find the states of all layers. Frequencies that depend on
+`--quantization fp8` makes FP8 of their linear layers. Frequencies that depend on
 the longest sequence are refused. Code from a model's folder is never run. Logits were compared with transformers in
 float32, or the model is refused, by `outrider check` too:
 
@@ -77,7 +78,7 @@ share the inputs; groups and static scales are the same for any number of ranks.
 
 Experts are read a tensor for each expert, as published, or stacked, as transformers 5 has them in memory or Qwen3-VL
 stores them. With `--enable-expert-parallel` each GPU has some of them whole. Routers have the type on file,
-FP8 too. An input that experts share has one static scale, the largest of theirs.
+FP8 too.
 
 Adapters (LoRA) are not served: merge them. Images, and weights of 4 bits other than gpt-oss's, are not served.
 
@@ -111,8 +112,7 @@ def _compared() -> str:
     for compared in dict.fromkeys(one.compared for one in FAMILIES if one.compared != common):
         named = [f"`{one.architecture}`" for one in FAMILIES if one.compared == compared]
         lines.append(f"* {', '.join(named)}: {compared}\n")
-    served = ", ".join(f"`{name}`" for name in SERVED)
-    return "".join([*lines, f"* all others: {common}\n", f"{SERVED_HEAD}{served}.\n"])
+    return "".join([*lines, f"* all others: {common}\n", SERVED])
 
 
 def _outcome(refused: str) -> str:

@@ -84,11 +84,18 @@ def _speed(num_bytes: int, each: str) -> str:
     return f"{num_bytes / _GIB:.2f} GiB of weights a token{each}: one user gets at most {bounds} a second"
 
 
+def _kv_cache(found: ModelEstimate) -> str:
+    """Memory of keys and values."""
+    if found.kv_bytes_per_token is None:
+        return "known once the model is loaded: its code needs weights to run"
+    kept = "" if found.window is None else f", of which some layers keep {found.window:,} tokens"
+    longest = f"{found.longest_bytes / _GIB:.2f} GiB for the longest sequence{kept}"
+    return f"{found.kv_bytes_per_token:,} bytes a token, {longest}"
+
+
 def _table(found: ModelEstimate, num_ranks: int) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     each = "" if num_ranks == 1 else f" on each of {num_ranks} GPUs"
-    kv_gib = found.longest_bytes / _GIB
-    kept = "" if found.window is None else f", of which some layers keep {found.window:,} tokens"
     for name, value in {
         "loads": "yes",
         "path": found.path,
@@ -96,7 +103,7 @@ def _table(found: ModelEstimate, num_ranks: int) -> Table:
         "weights": found.weights,
         "weight memory": f"{found.weight_bytes / _GIB:.2f} GiB{each}",
         **({"speed": _speed(found.decoding_bytes, each)} if found.decoding_bytes else {}),
-        "KV cache": f"{found.kv_bytes_per_token:,} bytes a token, {kv_gib:.2f} GiB for the longest sequence{kept}",
+        "KV cache": _kv_cache(found),
         **({"recurrent layers": f"{found.state_bytes / _MIB:.1f} MiB a sequence"} if found.state_bytes else {}),
         "longest sequence": f"{found.max_model_len:,} tokens",
     }.items():

@@ -84,7 +84,7 @@ def test_hybrids_read_and_write_states() -> None:
 def test_work_is_bytes_and_operations_of_what_cannot_be_avoided(runner: ModelRunner) -> None:
     config = runner.config
     matrices, head = matrix_parameters(config, torch.float32), config.vocab_size * config.hidden_size
-    kv = config.kv_bytes_per_token(torch.bfloat16)
+    kv = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim
     found = forward_work(config, torch.bfloat16, batch_size=3, num_tokens=5, context=40, num_logits=5)
     assert found.num_bytes == 2 * (matrices + head + 15 * config.hidden_size) + 15 * kv + 3 * 40 * kv
     attention = 2 * 2 * 15 * 40 * config.num_heads * config.head_dim * config.num_layers

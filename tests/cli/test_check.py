@@ -73,6 +73,7 @@ def checked(folder: Path, config: dict[str, Any], *flags: str) -> tuple[int, str
             ("-tp", "2", "--max-model-len", "8192"),
             ("7.48 GiB on each of 2 GPUs", "6.99 GiB of weights a token on each of 2 GPUs", "1.00 GiB", "8,192 tokens"),
         ),
+        ({}, ("-tp", "16"), ("262,144 bytes a token",)),  # each rank has one of the 8 key and value heads
         ({"quantization_config": BLOCKS}, (), ("128x128 blocks, activations by groups of 128", "8.46 GiB")),
     ],
 )

@@ -152,3 +152,18 @@ async def _play(model: Model, *, num_prompts: int, num_coupled: int) -> None:
 
         found, _ = await together(stack, requests, [(1 / 3, lose_draft), (2 / 3, lose_target)])
         assert found == expected, "with another draft, and services lost"
+
+
+async def play_shared(model: Model, *, num_prompts: int) -> None:
+    """Serve a model by two processes over gloo, with itself as its draft, in small pools."""
+    prompts = make_prompts(num_prompts)
+    small = {**PAGES, **model.settings, "num_pages": 60}
+    shared = {**small, "device": "cpu", "tensor_parallel_size": 2}
+    async with run_stack(
+        model.folder, model.folder, wire=False, target_settings=shared, draft_settings=small, draft_timeout_ms=60_000
+    ) as stack:
+        assert (await stack.target.describe()).tensor_parallel_size == 2
+        found, num_accepted = await together(stack, requests_of(prompts, 0))
+        check_greedy(model.reference, prompts, found)
+        assert num_accepted > MAX_TOKENS * num_prompts // 3, num_accepted
+        await all_free(stack)

@@ -50,7 +50,6 @@ def test_an_older_config_is_understood(tmp_path: Path) -> None:
     assert (config.rope.rope_type, config.rope.theta, config.rope.factor) == ("llama3", 500000.0, 8.0)
     assert config.rope.original_max_position == 128
     assert (config.head_dim, config.dtype, config.max_position) == (8, torch.bfloat16, 512)
-    assert config.kv_bytes_per_token(torch.float16) == 2 * 3 * 2 * 8 * 2
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ from tests.support.fallback_models import FALLBACK_CONFIGS, build_fallback
 ROOT = Path(__file__).parents[2]
 SERVED = [one.model_type for one in FALLBACKS if not one.refused]
 REFUSED = {one.model_type: one.refused for one in FALLBACKS if one.refused}
+NEEDS_WEIGHTS = {"jetmoe"}
+"""Models whose code does not run without numbers, so that an estimate does not know their cache."""
 QUICK = {"smollm3", "cohere2", "stablelm", "gemma4_text", "gpt2"}
 """The others are whole-model comparisons of the second tier."""
 
@@ -59,7 +61,8 @@ def test_ragged_forwards_give_the_reference_logits(name: str) -> None:
     forward_and_check(runner, (first, text[20:26], None), (second, other[:11], 1))
     runner.sequences.truncate(first.sequence, 22)
     forward_and_check(runner, (second, other[11:30], None), (first, other[:1], 1))
-    assert estimate_model(folder, **forced).kv_bytes_per_token == runner.kv_cache.layout.bytes_per_token(4)
+    known = None if name in NEEDS_WEIGHTS else runner.kv_cache.layout.bytes_per_token(4)
+    assert estimate_model(folder, **forced).kv_bytes_per_token == known
 
 
 @pytest.mark.parametrize("name", cases(list(REFUSED)))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.loader.estimate import estimate_model
 from outrider.model_executor.model_runner import ModelRunner
 from tests.model_executor.parity import (
     TOLERANCE,
@@ -218,6 +219,7 @@ def test_every_shape_of_forward_gives_the_reference_logits(name: str) -> None:
     architecture, config = MODELS[name]
     folder = build(architecture, **config)
     runner = poisoned_runner(folder, page_size=3, scattered=True)
+    assert estimate_model(folder).kv_bytes_per_token == runner.kv_cache.layout.bytes_per_token(4)
     first, second, third = (open_scripted(runner, folder, 90) for _ in range(3))
     text, other = random_ids(90, seed=1), random_ids(90, seed=2)
 

@@ -39,9 +39,9 @@ class ModelEstimate:
     max_model_len: int
     weight_bytes: int
     """Bytes of weights of each rank on a GPU; of uneven parts those of the largest."""
-    kv_bytes_per_token: int
-    """Bytes of a token's keys and values on all ranks."""
-    longest_bytes: int
+    kv_bytes_per_token: int | None = None
+    """Bytes of a token's keys and values on all ranks; None: known once the weights are."""
+    longest_bytes: int = 0
     """Bytes on all ranks of the keys and values of a sequence of ``max_model_len``."""
     window: int | None = None
     """Tokens that some layers keep, where others keep all."""
@@ -113,14 +113,13 @@ def estimate_model(
         last = Shard(tensor_parallel_size - 1, tensor_parallel_size)  # of an odd number of experts it has one more
         num_bytes = weight_bytes(config, chosen, is_widened=False, shard=last)
         read = decoding_bytes(config, chosen, last)
-        layout = cache_layout(config, chosen)
+        layout = cache_layout(config, chosen, last)
     if layout is None:
-        each = config.kv_bytes_per_token(cached)
-        return ModelEstimate(config, chosen, length, num_bytes, each, each * length, decoding_bytes=read)
-    num_parts = tensor_parallel_size if config.is_fallback else 1  # the layout is that of a rank
+        return ModelEstimate(config, chosen, length, num_bytes)
+    num_parts = tensor_parallel_size  # the layout is that of a rank, each of which has one head at least
     each, windowed, kept = num_parts * layout.bytes_per_token(cached.itemsize), 0, None
     if (request := window_request(layout, cached, length, 1)) is not None:
         windowed, kept = num_parts * request.bytes_per_token, request.reach.window + request.reach.num_rewind_tokens
     longest = (each - windowed) * length + windowed * (kept or 0)
-    states = 0 if layout.states is None else layout.states.bytes_per_slot(chosen.itemsize)
+    states = 0 if layout.states is None else num_parts * layout.states.bytes_per_slot(chosen.itemsize)
     return ModelEstimate(config, chosen, length, num_bytes, each, longest, kept, states, read)

@@ -329,8 +329,3 @@ class ModelConfig:
     def is_recurrent(self, layer: int) -> bool:
         """True if a layer has a recurrent state in place of attention."""
         return self.recurrent is not None and self.recurrent.layers[layer]
-
-    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes of keys and values that one token takes in all layers."""
-        num_layers = self.num_layers - (0 if self.recurrent is None else sum(self.recurrent.layers))
-        return 2 * num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize

@@ -98,13 +98,6 @@ FAMILIES = (
     FamilySupport("MiMoForCausalLM", "MiMo 7B", _MTP, "Qwen2's layers; MTP with a reference of its own"),
 )
 
-SERVED = (
-    "fallback arcee", "fp8 blocks", "fp8 cache llama", "fp8 compressed static", "fp8 modelopt",
-    "fp8 tensor, static", "fp8 weights alone", "made at load llama", "mxfp4",
-)  # fmt: skip
-"""Models of tests/end_to_end/matrix_models.py that were played with 200 prompts in every way of serving, beside those
-of all families.
-"""
 _INTERFACE = "its attention does not go through transformers' attention interface"
 _VALUES = "attention with values of another size than keys"
 FALLBACKS = (
@@ -116,6 +109,8 @@ FALLBACKS = (
     FallbackSupport("ernie4_5", "ERNIE 4.5 0.3B"),
     FallbackSupport("ernie4_5_moe", "ERNIE 4.5, with experts"),
     FallbackSupport("exaone4", "EXAONE 4"),
+    FallbackSupport("exaone_moe", "K-EXAONE, with experts"),
+    FallbackSupport("flex_olmo", "FlexOlmo, with experts"),
     FallbackSupport("gemma", "Gemma 1"),
     FallbackSupport("gpt2", "GPT-2"),
     FallbackSupport("gpt_bigcode", "StarCoder"),
@@ -123,8 +118,11 @@ FALLBACKS = (
     FallbackSupport("granitemoe", "Granite 3, with experts"),
     FallbackSupport("helium", "Helium"),
     FallbackSupport("hunyuan_v1_dense", "Hunyuan, dense"),
+    FallbackSupport("jetmoe", "JetMoE 8B"),
     FallbackSupport("minimax_m2", "MiniMax M2"),
     FallbackSupport("ministral", "Ministral 8B"),
+    FallbackSupport("ministral3", "Ministral 3"),
+    FallbackSupport("nanochat", "nanochat"),
     FallbackSupport("nemotron", "Nemotron 3 and 4, Minitron"),
     FallbackSupport("olmo", "OLMo 1"),
     FallbackSupport("opt", "OPT"),

@@ -69,9 +69,9 @@ class _RankOnPaper(SingleRank):
         self.shard = shard
 
 
-def cache_layout(config: ModelConfig, dtype: torch.dtype) -> KVCacheLayout:
-    """Cache layout of a whole model."""
-    return Decoder(config, dtype=dtype, device=_NO_MEMORY).kv_cache_layout
+def cache_layout(config: ModelConfig, dtype: torch.dtype, shard: Shard) -> KVCacheLayout:
+    """Cache layout of a rank."""
+    return Decoder(config, dtype=dtype, device=_NO_MEMORY, communicator=_RankOnPaper(shard)).kv_cache_layout
 
 
 def is_ignored(name: str, config: ModelConfig) -> bool:
