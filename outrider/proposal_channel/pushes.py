@@ -1,9 +1,11 @@
 """Pushes: draft tokens that no command has asked for, with the draft's guess of the token before them.
 
-A push names the text that it continues by its length and a part of its hash: a draft that does not know the latest
-verdicts goes on from other texts. A target that finds by its own tokens that the guess is right scores the rest in the
-step that it begins by itself. A push decides nothing: any other is dropped. On the socket a push is a message of
-proposals whose generations have the highest bit set, the hash's bits below it, and the length in the lower half.
+A push names the text that it continues by its length and a part of its hash, and the target's step beside which it was
+drawn: a draft that does not know the latest verdicts goes on from other texts, and one that knows more of them holds
+what it pushed before no longer. A target that finds by its own tokens that the guess is right scores the rest in the
+step after that one, which it begins by itself. A push decides nothing: any other is dropped. On the socket a push is a
+message of proposals whose generations have the highest bit set, the hash's bits below it, and the length in the lower
+half.
 
 Shape letters: ``B`` sessions, ``T`` tokens of all of them.
 """
@@ -31,7 +33,7 @@ class Pushes:
 
     sessions: Column  # [B] uint64
     base_lengths: Column  # [B] tokens of the text before the guess
-    text_hashes: Column  # [B] uint64, ``text_hash`` of that text
+    text_hashes: Column  # [B] uint64, ``text_hash`` of that text and of the step under way
     counts: Column  # [B] uint32, the guess included
     token_ids: Column  # [T] uint32
     channel: int = 0
@@ -55,9 +57,11 @@ class ChainStart:
     channel: int
 
 
-def text_hash(rest: int) -> int:
-    """The part of a text's running hash (``PrefixHash``) by which a push names it; of a text of full blocks 0."""
-    return rest & _HASH
+def text_hash(rest: int, step_base: int) -> int:
+    """Number by which a push names a text and a step: a part of the text's running hash (``PrefixHash``; 0 of full
+    blocks), and the length of the text on which the step's scores build.
+    """
+    return (rest ^ step_base) & _HASH
 
 
 def to_bytes(pushes: Pushes) -> bytes:

@@ -447,7 +447,7 @@ def pushes(rows: list[tuple[int, int, int, list[int]]]) -> Pushes:
 
 
 def test_pushes_are_read_as_they_were_written() -> None:
-    rows = [(7, 12, 5, [1, 2, 3]), (1 << 40, 1 << 31, text_hash((1 << 61) - 1), [4]), (9, 0, 0, [5, 6])]
+    rows = [(7, 12, 5, [1, 2, 3]), (1 << 40, 1 << 31, text_hash((1 << 61) - 1, 0), [4]), (9, 0, 0, [5, 6])]
     message = take_proposals(bytearray(pushes_to_bytes(pushes(rows))))
     assert message is not None
     found = pushes_in(message)

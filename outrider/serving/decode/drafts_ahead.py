@@ -50,11 +50,11 @@ class _Chain:
     kept: int = 0
     """Tokens that it keeps before them."""
     text: int = 0
-    """``text_hash`` of the text after which the loop that was begun last draws."""
+    """``text_hash`` of the text after which the loop that was begun last draws, and of the step under way."""
 
     def note_text(self, kept: PrefixHash) -> None:
         """The loop that is due begins; ``kept`` is the hash of the tokens that it keeps."""
-        self.text = text_hash(rest_after(kept[1], self.kept, self.brought))
+        self.text = text_hash(rest_after(kept[1], self.kept, self.brought), self.base)
 
     def follow(self, base: int, accepted: int, last: int, following: int) -> bool:
         """Make the loop due that follows from a verdict; False where the chain ends."""

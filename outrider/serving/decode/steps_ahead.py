@@ -40,6 +40,8 @@ class NextStep:
     """The step of one session that follows from its last scores."""
 
     session: Session[Any]
+    base: int
+    """Length of the text on which those scores build."""
     num_kept_tokens: int
     token_id: int
     channel: int
@@ -123,7 +125,7 @@ class StepsAhead:
             if session.open.sampling.grammar is not None or session.open.in_turn:
                 continue
             if base + accepted + 2 < session.open.max_length:
-                self._due[session.key] = NextStep(session, base + accepted, new[-1], channel, until_ns)
+                self._due[session.key] = NextStep(session, base, base + accepted, new[-1], channel, until_ns)
                 goes_on[place] = 1
         return replace(answers, goes_on=goes_on)
 
@@ -180,8 +182,8 @@ class StepsAhead:
         base, hashed, (guess, *drafts) = self._pushed.pop(key)
         if base != step.num_kept_tokens or guess != step.token_id:
             return []
-        if hashed != text_hash(self._sessions.prefix_hash(step.session, base)[1]):
-            return []  # the draft has gone on from another text
+        if hashed != text_hash(self._sessions.prefix_hash(step.session, base)[1], step.base):
+            return []  # the draft went on from another text, or holds these tokens no longer
         return drafts[: max(0, min(MAX_DRAFT_LENGTH, step.session.open.max_length - base - 1))]
 
     def claim(self, link_id: int, commands: Sequence[Any], arrived_ns: int) -> list[Any]:

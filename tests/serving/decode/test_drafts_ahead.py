@@ -121,7 +121,7 @@ class Chains:
         """A push is what a draft proposes that knows nothing but the text before it."""
         base, ids = text.pushed
         before = [*text.tokens, *text.drafts]
-        assert base == len(before) and text.hashed == text_hash(prefix_hash(before)[1])
+        assert base == len(before) and text.hashed == text_hash(prefix_hash(before)[1], len(text.tokens))
         alone = new_driver()
         alone.send(self.opening(0, text.number))
         (event,) = alone.run(extend_item(0, 7, before, K + 1))

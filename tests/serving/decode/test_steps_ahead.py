@@ -45,6 +45,8 @@ class Text:
     tokens: list[int]
     generation: int = 1
     goes_on: bool = False
+    base: int = 0
+    """Tokens on which the last scores build."""
 
 
 class Sessions:
@@ -85,7 +87,7 @@ class Sessions:
             self.num_with_drafts += drafts is None and bool(scored)
             accepted = next((at for at, each in enumerate(scored) if own[at] != each), len(scored))
             text.tokens += own[: accepted + 1]
-            text.goes_on = event.goes_on
+            text.goes_on, text.base = event.goes_on, event.base_length
 
     def score_directly(self, texts: Sequence[Text], drafts: Sequence[Sequence[int]]) -> None:
         """Score proposals that came by the channel of a draft that pushes."""
@@ -114,11 +116,22 @@ class Sessions:
             most -= 1
         return events
 
-    def push(self, rows: Sequence[tuple[int, int, Sequence[int]]], *, other_texts: bool = False) -> None:
+    def push(
+        self,
+        rows: Sequence[tuple[int, int, Sequence[int]]],
+        *,
+        other_texts: bool = False,
+        steps: Sequence[int] | None = None,
+    ) -> None:
         """Session, length of the text before the guess, and the guess with what follows it. ``other_texts``: the draft
-        has gone on from texts that end otherwise.
+        has gone on from texts that end otherwise. ``steps``: tokens on which the steps build beside which the pushes
+        were drawn, if these are not the last ones.
         """
-        hashes = [text_hash(prefix_hash(self.texts[row[0]].tokens[: row[1]])[1] ^ other_texts) for row in rows]
+        texts = [self.texts[number] for number, _, _ in rows]
+        hashes = [
+            text_hash(prefix_hash(text.tokens[:length])[1] ^ other_texts, step)
+            for text, (_, length, _), step in zip(texts, rows, steps or [text.base for text in texts], strict=True)
+        ]
         self.driver.core.begin(0, Pushes(
             np.array([row[0] for row in rows], dtype=U8), np.array([row[1] for row in rows], dtype=np.int64),
             np.array(hashes, dtype=U8),
@@ -267,6 +280,15 @@ def test_a_push_that_continues_another_text_of_this_length_is_not_scored(
     assert sessions.num_with_drafts == (not other_texts)
 
 
+def test_a_push_that_was_drawn_beside_an_earlier_step_is_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that has followed verdicts since then may hold these tokens no longer, though the text is theirs."""
+    sessions, text, known = awaiting_a_push(monkeypatch)
+    base = len(text.tokens) - 1
+    sessions.push([(0, base, known[base : base + 4])], steps=[text.base - 1])
+    sessions.take(sessions.until_idle())
+    assert not sessions.num_with_drafts
+
+
 def test_what_was_pushed_before_proposals_is_not_used_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft holds the new proposals by then, and not what it had pushed."""
     sessions = Sessions(1, GREEDY)
@@ -275,7 +297,7 @@ def test_what_was_pushed_before_proposals_is_not_used_after_them(monkeypatch: py
     sessions.score_directly([text], [[1, 1]])  # arrays are a step from the second on
     base = len(text.tokens)
     assert not text.goes_on
-    sessions.push([(0, base, known[base : base + 4])])
+    sessions.push([(0, base, known[base : base + 4])], steps=[base])
     wrong = (known[base] + 1) % VOCABULARY
     sessions.score_directly([text], [[wrong, wrong]])
     assert text.goes_on and len(text.tokens) == base + 1
