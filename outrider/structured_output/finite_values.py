@@ -23,7 +23,7 @@ Json = Any
 
 def without_refused_values(schema: dict[str, Json]) -> dict[str, Json]:
     """The schema, with ``not`` of itself and of its ``allOf`` applied to the values that one of them lists."""
-    parts = [dict(part) for part in _parts(schema)]
+    parts = [dict(part) for part in joined_parts(schema)]
     listing = next((part for part in parts if _values(part) is not None), None)
     if listing is None or not any("not" in part for part in parts):
         return schema
@@ -43,7 +43,8 @@ def without_refused_values(schema: dict[str, Json]) -> dict[str, Json]:
     return own
 
 
-def _parts(schema: Mapping[str, Json]) -> Iterator[Mapping[str, Json]]:
+def joined_parts(schema: Mapping[str, Json]) -> Iterator[Mapping[str, Json]]:
+    """The schema and the members of its ``allOf``, all of which a value has to match."""
     yield schema
     members = schema.get("allOf")
     yield from (part for part in members if isinstance(part, Mapping)) if isinstance(members, list) else ()

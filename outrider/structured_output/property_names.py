@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from outrider.structured_output.finite_values import joined_parts
 from outrider.structured_output.patterns import engine_pattern
 from outrider.structured_output.unions import resolved_reference
 
@@ -50,8 +51,7 @@ def with_least_properties(schema: dict[str, Json]) -> dict[str, Json]:
     """The schema without ``minProperties``, its own or of its ``allOf``, if as many names are required anyway, or if it
     is 1: then one of the declared names is required.
     """
-    members = schema.get("allOf", [])
-    parts = [schema, *(part for part in members if isinstance(part, Mapping))] if isinstance(members, list) else []
+    parts = list(joined_parts(schema))
     counts = [part["minProperties"] for part in parts if "minProperties" in part]
     if not counts or not all(type(count) is int for count in counts):
         return schema
@@ -61,8 +61,8 @@ def with_least_properties(schema: dict[str, Json]) -> dict[str, Json]:
         name: None for part in parts if isinstance(part.get("properties"), Mapping) for name in part["properties"]
     }
     rest: dict[str, Json] = {key: value for key, value in schema.items() if key != "minProperties"}
-    if "allOf" in rest:
-        rest["allOf"] = [_without_least(member) for member in members]
+    if isinstance(rest.get("allOf"), list):
+        rest["allOf"] = [_without_least(member) for member in rest["allOf"]]
     if least <= len(required):
         return rest
     if least == 1 and 0 < len(declared) <= _MOST_ALTERNATIVES and "anyOf" not in schema:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from outrider.structured_output.finite_values import without_refused_values
+from outrider.structured_output.finite_values import joined_parts, without_refused_values
 from outrider.structured_output.patterns import REGEXES, engine_pattern
 from outrider.structured_output.property_names import (
     UNDECLARED,
@@ -137,11 +137,7 @@ def _counts_repeated_names(schema: Mapping[str, Json]) -> bool:
 
 def _has_many_remainders(schema: Mapping[str, Json]) -> bool:
     """True for multiples, together with those of ``allOf``, that the engine follows by too many remainders."""
-    members = schema.get("allOf", [])
-    parts = (
-        [schema, *(part for part in members if isinstance(part, Mapping))] if isinstance(members, list) else [schema]
-    )
-    given = [part["multipleOf"] for part in parts if isinstance(part.get("multipleOf"), int | float)]
+    given = [part["multipleOf"] for part in joined_parts(schema) if isinstance(part.get("multipleOf"), int | float)]
     left = math.lcm(*(abs(int(divisor)) for divisor in given if math.isfinite(divisor) and divisor == int(divisor)))
     while left > _MOST_REMAINDERS and left % 10 == 0:
         left //= 10
