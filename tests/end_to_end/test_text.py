@@ -316,6 +316,18 @@ CASES: dict[str, tuple[dict[str, Any], Change]] = {
 }
 
 
+async def greedy(stack: Stack, draft_length: int, **options: Any) -> GenerationResult:
+    """24 tokens after the prompt."""
+    return await stack.generate(
+        prompt_token_ids=PROMPT,
+        max_tokens=24,
+        temperature=0,
+        ignore_eos=True,
+        num_speculative_tokens=draft_length,
+        **options,
+    )
+
+
 async def test_what_shapes_logits_equals_a_plain_loop() -> None:
     unchanged = plain_loop(24, nothing)
     async with stack_of(MODEL) as stack:
@@ -323,14 +335,7 @@ async def test_what_shapes_logits_equals_a_plain_loop() -> None:
             expected = plain_loop(24, change)
             assert (expected != unchanged) == (case != "plain")
             for draft_length in (0, 4):
-                result = await stack.generate(
-                    prompt_token_ids=PROMPT,
-                    max_tokens=24,
-                    temperature=0,
-                    ignore_eos=True,
-                    num_speculative_tokens=draft_length,
-                    **options,
-                )
+                result = await greedy(stack, draft_length, **options)
                 assert list(result.token_ids) == expected, case
 
 
@@ -346,14 +351,6 @@ async def test_bad_words_are_never_completed() -> None:
     assert expected != free
     async with stack_of(MODEL) as stack:
         for draft_length in (0, 4):
-            result = await stack.generate(
-                prompt_token_ids=PROMPT,
-                max_tokens=24,
-                temperature=0,
-                ignore_eos=True,
-                allowed_token_ids=printable,
-                bad_words=words,
-                num_speculative_tokens=draft_length,
-            )
+            result = await greedy(stack, draft_length, allowed_token_ids=printable, bad_words=words)
             assert list(result.token_ids) == expected
             assert not any(word in result.text for word in words)

@@ -13,8 +13,9 @@ from outrider.transport.link.outbox import Outbox
 from outrider.types import StepCost
 from outrider_coordinator.requests.session_driver import call_after_commands
 from outrider_coordinator.speculation import DraftLengthPolicy, order
+from outrider_coordinator.speculation.controller import DraftLengthController
 from outrider_coordinator.speculation.explanation import reason_of
-from outrider_coordinator.speculation.sessions import Mode
+from outrider_coordinator.speculation.sessions import ControlledSession, Mode
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 
@@ -252,12 +253,18 @@ def test_without_a_draft_nothing_is_wanted() -> None:
     assert policy.length(policy.session(5)) == 0
 
 
-def test_a_message_is_learned_from_when_it_is_chosen_or_before_the_next_one() -> None:
+def _controlled() -> tuple[DraftLengthPolicy, ControlledSession, DraftLengthController]:
+    """A policy with one session on its target."""
     policy = DraftLengthPolicy(8, is_controlled=True)
     session = policy.session(None)
     policy.enter(session, "target")
     controller = policy.controller("target")
     assert controller is not None
+    return policy, session, controller
+
+
+def test_a_message_is_learned_from_when_it_is_chosen_or_before_the_next_one() -> None:
+    policy, _, controller = _controlled()
     ended: list[dict[str, float]] = []
     controller.end = lambda **told: ended.append(told)  # type: ignore[method-assign]
     policy.begin("target", 1.0)
@@ -321,11 +328,7 @@ async def test_what_can_wait_comes_after_the_commands_were_taken_to_be_written()
 
 
 def test_verdicts_on_a_session_that_leaves_are_learned() -> None:
-    policy = DraftLengthPolicy(8, is_controlled=True)
-    session = policy.session(None)
-    policy.enter(session, "target")
-    controller = policy.controller("target")
-    assert controller is not None
+    policy, session, controller = _controlled()
     before = controller.acceptance
     policy.begin("target", 0.0)
     policy.note_verdict(session, 0, 0, draft_lag=0)
