@@ -16,6 +16,7 @@ from outrider.chat import ChatPrompt
 from outrider.errors import InvalidRequestError
 from outrider.tokenization.chat import ChatRenderer, ChatRendering, rendering_process
 from outrider.tokenization.chat.templates import ChatTemplates
+from tests.support.processes import children
 
 MANY = "{% for a in range(90000) %}"
 LOOPS = [
@@ -174,19 +175,14 @@ async def test_errors_are_those_of_this_process() -> None:
 
 
 async def test_the_process_knows_no_variables_and_ends_with_its_owner() -> None:
-    def children() -> set[int]:
-        return {int(one) for one in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()} | {
-            int(one) for task in Path("/proc/self/task").iterdir() for one in (task / "children").read_text().split()
-        }
-
-    before, made = children(), rendering(default=GOOD)
+    before, made = children(os.getpid()), rendering(default=GOOD)
     assert await made.render(CHAT) == "hi"
-    (child,) = children() - before
+    (child,) = children(os.getpid()) - before
     assert b"OUTRIDER" not in Path(f"/proc/{child}/environ").read_bytes()
     assert {path.name for path in Path(f"/proc/{child}/fd").iterdir()} <= {"0", "1", "2"}
     del made
     async with asyncio.timeout(60):
-        while child in children():
+        while child in children(os.getpid()):
             await asyncio.sleep(0.01)
 
 
