@@ -38,7 +38,7 @@ class Lookahead:
         self._executor, self._queue, self._is_enabled = executor, queue, is_enabled
         self._stats, self._clock = stats, clock
         self.take_guess: Callable[[AnyRequest], None] = lambda request: None
-        """Takes a request that nothing will ask for, with its answer."""
+        """Takes a request that nothing will ask for, with its answer, or with none where it was dropped."""
         self._speculating: set[SessionKey] = set()
         """Sessions whose newest item has drafts: what is computed for others meanwhile would make them wait."""
 
@@ -180,12 +180,11 @@ class Lookahead:
         """A prepared request was computed: its answer waits. An error is dropped: the item, if it comes, is computed
         anew.
         """
-        if request.is_guess and not isinstance(result, OutriderError):
+        if isinstance(result, OutriderError):
+            self._drop(request)
+        elif request.is_guess:
             request.status, request.answer = RequestStatus.ABORTED, result
             self.take_guess(request)
-        elif isinstance(result, OutriderError):
-            request.status = RequestStatus.ABORTED
-            self._stats.num_lookahead_unused += 1
         else:
             request.answer = result
             self._queue.hold(request)
@@ -194,5 +193,10 @@ class Lookahead:
         """Drop a prepared request that is due, because there are no pages for it; its credit is given back."""
         self._queue.remove(request)
         request.session.lookahead_credit += 1
+        self._drop(request)
+
+    def _drop(self, request: AnyRequest) -> None:
         request.status = RequestStatus.ABORTED
         self._stats.num_lookahead_unused += 1
+        if request.is_guess:
+            self.take_guess(request)

@@ -177,20 +177,24 @@ class DraftsAhead:
             return True
 
     def _take_guess(self, request: AnyRequest) -> None:
-        """Push what a request has drawn."""
+        """Push what a request has drawn; one that drew nothing ends its chain, which does not hold its text."""
         chain, answer = self._chains.get(request.session.key), request.answer
-        if chain is not None and isinstance(answer, Proposal) and answer.token_ids:
-            link_id = request.session.link_id
-            chain.pushed = answer.base_length, list(answer.token_ids)
-            pushes = Pushes(
-                np.array([answer.session], dtype=U8),
-                np.array([answer.base_length], dtype=np.int64),
-                np.array([chain.text], dtype=U8),
-                np.array([len(answer.token_ids)], dtype=U4),
-                np.array(answer.token_ids, dtype=U4),
-                chain.channel,
-            )
-            self._outputs.put_messages([(link_id, EventBatch((), batched=(pushes,)))])  # type: ignore[arg-type]
+        if chain is None:
+            return
+        if not isinstance(answer, Proposal) or not answer.token_ids:
+            self.forget(request.session.key)
+            return
+        chain.pushed = answer.base_length, list(answer.token_ids)
+        pushes = Pushes(
+            np.array([answer.session], dtype=U8),
+            np.array([answer.base_length], dtype=np.int64),
+            np.array([chain.text], dtype=U8),
+            np.array([len(answer.token_ids)], dtype=U4),
+            np.array(answer.token_ids, dtype=U4),
+            chain.channel,
+        )
+        pushed = EventBatch[Any]((), batched=(pushes,))  # type: ignore[arg-type]
+        self._outputs.put_messages([(request.session.link_id, pushed)])
 
     def _step(self, link_id: int, due: Sequence[_Chain], now_ns: int) -> DecodeBatch | None:
         kept = np.array([chain.kept for chain in due], dtype=np.int64)

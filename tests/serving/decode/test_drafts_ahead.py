@@ -32,9 +32,9 @@ VOCABULARY, NUM_PAGES, NUM_SESSIONS, PROMPT, LENGTH, K, CHANNEL = 200, 400, 3, 9
 GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8)
 
 
-def new_driver() -> Driver:
+def new_driver(num_pages: int = NUM_PAGES) -> Driver:
     runner = ModelRunner.load(
-        cached_tiny_model("llama", seed=1), dtype="float32", page_size=4, num_pages=NUM_PAGES, max_model_len=LENGTH
+        cached_tiny_model("llama", seed=1), dtype="float32", page_size=4, num_pages=num_pages, max_model_len=LENGTH
     )
     return Driver(build_model_core(ModelProposer(runner)))
 
@@ -55,8 +55,8 @@ class Text:
 class Chains:
     """A draft, and what it pushes."""
 
-    def __init__(self, sampling: SamplingParams) -> None:
-        self.driver, self.sampling = new_driver(), sampling
+    def __init__(self, sampling: SamplingParams, num_pages: int = NUM_PAGES) -> None:
+        self.driver, self.sampling = new_driver(num_pages), sampling
         self.texts = [Text(number, [20 + number] * PROMPT) for number in range(NUM_SESSIONS)]
         for text in self.texts:
             self.driver.send(self.opening(text.number, text.number))
@@ -167,6 +167,28 @@ def test_a_verdict_that_comes_before_the_loop_of_the_one_before_goes_on_from_its
         chains.check(text)
         chains.ask([text])
         assert len(text.drafts) == K, "the session is not lost"
+
+
+def test_a_chain_without_pages_ends() -> None:
+    """Later verdicts are on a text that the draft does not hold."""
+    chains = Chains(GREEDY, num_pages := 20)
+    text, other, last = chains.texts
+    chains.driver.run(Release(last.number, last.generation + 2))
+    chains.start([text])
+    chains.judge([(text, 1, (text.drafts[1] + 1) % VOCABULARY)], begins=False)
+    before = text.pushed
+    chains.driver.core.step()  # a request is due for what follows; then another session takes all pages
+    num_left = num_pages - sum(-(-len(each.tokens) // 4) for each in (text, other))
+    held = len(other.tokens)
+    other.tokens += [7] * (4 * num_left + 1)
+    chains.ask([other], held=held)
+    assert chains.driver.core.num_pages_free == 0
+    chains.driver.run(Release(other.number, other.generation + 2))
+    for _ in range(3):
+        chains.judge([(text, 0, 3)])
+    assert text.pushed == before, "nothing is pushed after it"
+    chains.ask([text], held=PROMPT)
+    assert len(text.drafts) == K, "the session is not lost"
 
 
 def test_a_command_ends_a_chain() -> None:
