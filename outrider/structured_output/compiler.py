@@ -26,6 +26,7 @@ from outrider.errors import InvalidRequestError
 from outrider.structured_output.embedding import to_lark
 from outrider.structured_output.free_text import FreeText
 from outrider.structured_output.matcher import Matcher, engine_problem
+from outrider.structured_output.patterns import engine_pattern
 from outrider.structured_output.schemas import (
     BLANKS,
     find_keyword,
@@ -238,7 +239,7 @@ def _translate(grammar: Grammar) -> str:
             schema = prepare_schema(parse_schema(grammar.text))
             return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": BLANKS})
         if grammar.kind is GrammarKind.REGEX:
-            return LLMatcher.grammar_from_regex(grammar.text)
+            return LLMatcher.grammar_from_regex(engine_pattern(grammar.text))
         return LLMatcher.grammar_from_lark(to_lark(grammar.kind, grammar.text))
     except Exception as error:  # of any type, by what is wrong
         raise _Refused(" ".join(str(error).split())[:_MESSAGE_CHARACTERS]) from error

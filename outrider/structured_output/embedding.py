@@ -8,6 +8,7 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
+from outrider.structured_output.patterns import engine_pattern
 from outrider.structured_output.schemas import embedded_schema, parse_schema
 from outrider.types import GrammarKind
 
@@ -30,7 +31,7 @@ def embedded_grammar(kind: GrammarKind, value: Any) -> str:  # noqa: ANN401 - JS
 def to_lark(kind: GrammarKind, text: str) -> str:
     """A grammar of another kind than a JSON schema, whose ``text`` is that of ``Grammar``."""
     if kind is GrammarKind.REGEX:
-        found: str = json.loads(LLMatcher.grammar_from_regex(text))["grammars"][0]["lark_grammar"]
+        found: str = json.loads(LLMatcher.grammar_from_regex(engine_pattern(text)))["grammars"][0]["lark_grammar"]
         return found
     if kind is GrammarKind.CHOICE:
         choices = " | ".join(json.dumps(choice) for choice in json.loads(text))

@@ -3,24 +3,58 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-_PARTS = re.compile(r"\\.|\[\^?|\]|.", re.DOTALL)
+_ESCAPE = r"\\[pP](?:\{[^}]*\}|.)|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|\\."
+_ITEM = re.compile(rf"{_ESCAPE}|.", re.DOTALL)
+_TERM = re.compile(rf"\[(?P<negated>\^?)(?P<items>\]?(?:\\.|[^\]\\])*)\]|{_ESCAPE}|\x00", re.DOTALL)
+"""A class or an escape. A bracket that comes first in a class belongs to it."""
 _NUL = r"\x00"
+_NULS = frozenset((_NUL, r"\u0000", "\0"))
+_WIDE = {r"\D": r"\p{Nd}", r"\W": r"\p{L}\p{N}_", r"\S": r"\s\x1c-\x1f\x85\xa0\ufeff"}
+"""Characters that are digits, of words or spaces in one of the dialects: the engine takes those of ASCII alone."""
+_SPECIAL = frozenset("[]&~")
+"""Characters of operations on sets, which only the engine's classes have."""
+_ALSO_PLAIN = {r"\<": "<", r"\>": ">"}
+"""Escapes that only the engine gives a meaning."""
 _LITERAL = r"[A-Za-z0-9 _@#%&=:;,!<>~'/-]"
 _ATOM = rf"(?:{_LITERAL}|\.|\\[dDwWsSnrt.*+?()|\\/^$-]|\\[\[\]{{}}]|\[\^?(?:[a-z]|A-Z|a-z|0-9|\\[dws.\\-])+\])"
 _QUANTIFIER = r"(?:[*+?]|\{[0-9]{1,2},?\})?"
 
 
 def engine_pattern(pattern: str) -> str:
-    r"""The pattern, with a NUL in its negated classes: llguidance 1.9.1 takes a class of all control characters to
-    hold ``"`` and ``\``, whatever it says of these.
+    r"""The pattern in the engine's dialect, accepting no more than in those of ECMAScript and of Python.
+
+    No class holds NUL: llguidance 1.9.1 takes one of all control characters to hold ``"`` and ``\``, whatever it says
+    of these.
     """
-    found, is_class = [], False
-    for part in _PARTS.findall(pattern):
-        opens = part[0] == "[" and not is_class
-        found.append(f"{part}{_NUL}" if opens and part == "[^" else part)
-        is_class = opens or (is_class and part != "]")
-    return "".join(found)
+    return _TERM.sub(_rewritten, pattern)
+
+
+def _rewritten(term: re.Match[str]) -> str:
+    text, items = term[0], term["items"]
+    if items is not None:
+        return _class(_ITEM.findall(items), is_negated=bool(term["negated"])) if items or term["negated"] else text
+    if text in _WIDE or text in _NULS or text[:2] in (r"\p", r"\P"):
+        return _class([text], is_negated=False)
+    return _ALSO_PLAIN.get(text, text)
+
+
+def _class(items: Sequence[str], *, is_negated: bool) -> str:
+    found: list[str] = []
+    for item in items:
+        if is_negated and item.upper() in _WIDE and item.islower():
+            found.append(_WIDE[item.upper()])
+        elif item in _WIDE and not is_negated and item.lower() not in items:
+            found.append(f"[^{_WIDE[item]}]")
+        elif item in _SPECIAL or (item == "-" and (not found or found[-1] == "-")):
+            found.append(f"\\{item}")
+        else:
+            found.append(_ALSO_PLAIN.get(item, item))
+    if is_negated:
+        return f"[^{_NUL}{''.join(found)}]"
+    may_hold_nul = any(item in _NULS or item[:2] in (r"\p", r"\P") for item in items)
+    return f"[{''.join(found)}{f'&&[^{_NUL}]' if may_hold_nul else ''}]"
 
 
 def _sequence(atom: str) -> str:

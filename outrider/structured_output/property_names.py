@@ -14,7 +14,6 @@ from typing import Any
 
 from outrider.structured_output.finite_values import joined_parts
 from outrider.structured_output.patterns import engine_pattern
-from outrider.structured_output.unions import resolved_reference
 
 _MOST_CHARACTERS = 4_000
 """Bound on those of all declared names, each of which is a part of the pattern."""
@@ -29,9 +28,10 @@ UNDECLARED = "^(?:)"
 Json = Any
 
 
-def without_name_schema(schema: dict[str, Json], root: Json) -> dict[str, Json]:
-    """The schema without a ``propertyNames`` that lists names, or that is a pattern where no others are declared."""
-    names = resolved_reference(schema["propertyNames"], root)
+def without_name_schema(schema: dict[str, Json], names: Json) -> dict[str, Json]:
+    """The schema without a ``propertyNames`` that lists names, or that is a pattern where no others are declared.
+    ``names``: that keyword's schema as it was given.
+    """
     if not isinstance(names, Mapping) or "patternProperties" in schema:
         return schema
     rest = {key: value for key, value in schema.items() if key != "propertyNames"}
@@ -42,8 +42,13 @@ def without_name_schema(schema: dict[str, Json], root: Json) -> dict[str, Json]:
         known = [name for name in listed if isinstance(name, str)]
         own = {name: declared.get(name, others) for name in known}
         return {**rest, "properties": own, "additionalProperties": False}
-    if says <= {"type", "pattern"} and names.get("type", "string") == "string" and "pattern" in names and not declared:
-        return {**rest, "patternProperties": {names["pattern"]: others}, "additionalProperties": False}
+    if (
+        says <= {"type", "pattern"}
+        and names.get("type", "string") == "string"
+        and isinstance(names.get("pattern"), str)
+        and not declared
+    ):
+        return {**rest, "patternProperties": {engine_pattern(names["pattern"]): others}, "additionalProperties": False}
     return schema
 
 

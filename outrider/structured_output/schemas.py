@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
-from outrider.structured_output.finite_values import joined_parts, without_refused_values
+from outrider.structured_output.finite_values import without_refused_values
 from outrider.structured_output.patterns import REGEXES, engine_pattern
 from outrider.structured_output.property_names import (
     UNDECLARED,
@@ -21,6 +22,7 @@ from outrider.structured_output.property_names import (
     with_undeclared_pattern,
     without_name_schema,
 )
+from outrider.structured_output.references import resolved_reference, with_definitions
 from outrider.structured_output.unions import without_exclusive_union
 from outrider.types import Grammar, GrammarKind
 
@@ -47,7 +49,11 @@ _IN_PLACE = frozenset(
 _DEPENDENCIES = ("dependencies", "dependentRequired")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _MOST_REMAINDERS = 50_000
-"""Bound on ``multipleOf``, which takes 0.3 s to compile there and grows with it."""
+"""Bound on ``multipleOf`` without its factors of 10, which takes 0.3 s to compile there and grows with it."""
+_FEW_REMAINDERS = 50
+"""Bound where the factors of 10 are many."""
+_JOINING = ("$ref", "allOf", "anyOf", "oneOf")
+"""Keywords by which several schemas hold for one value."""
 _LEAST_INTEGER = -(1 << 63) + 1024
 """Bound on lower bounds of integers, next to that of 64 bits, which the engine cannot negate."""
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
@@ -69,14 +75,28 @@ def prepare_schema(schema: Json) -> Json:
     """The schema as the engine takes it; ``ValueError`` for one that is nested too deeply, or that the engine takes
     and does not keep to.
     """
-    found = _prepare(schema, 0, schema)
+    try:
+        if isinstance(schema, Mapping):
+            schema = with_definitions(schema, {path for path, _ in subschemas(schema)})
+        found = _prepare(schema, 0, schema)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
     for path, own in subschemas(found):
         if _counts_repeated_names(own):
             raise ValueError(f"{path}/minProperties is not supported beyond required names and one more")
-        if _has_many_remainders(own):
+        if _has_many_remainders(_divisors(own)):
             most = f"{_MOST_REMAINDERS:,}"
-            raise ValueError(f"{path}/multipleOf is not supported above {most} without factors of 10")
+            raise ValueError(f"{path}/multipleOf is not supported above {most}, unless by factors of 10")
+    together = {divisor for _, own in subschemas(found) for divisor in _divisors(own)}
+    if _has_many_remainders(together) and find_keyword(found, _JOINING):
+        path = find_keyword(found, ["multipleOf"])
+        raise ValueError(f"{path} is not supported beside others: their multiple is above {_MOST_REMAINDERS:,}")
     return found
+
+
+def _divisors(schema: Mapping[str, Json]) -> list[float]:
+    given = schema.get("multipleOf")
+    return [given] if isinstance(given, int | float) and not isinstance(given, bool) else []
 
 
 def _prepare(schema: Json, depth: int, root: Json) -> Json:
@@ -91,7 +111,8 @@ def _prepare(schema: Json, depth: int, root: Json) -> Json:
         found["additionalProperties"] = found.pop("unevaluatedProperties")
     for keyword in _DEPENDENCIES:
         found = _with_dependencies(found, keyword) if keyword in found else found
-    found = without_name_schema(found, root) if "propertyNames" in found else found
+    if "propertyNames" in found:
+        found = without_name_schema(found, resolved_reference(schema["propertyNames"], root))
     found = without_exclusive_union(found, root) if "oneOf" in found else found
     found = without_refused_values(_without_not(found) if "not" in found else found)
     return with_undeclared_pattern(with_least_properties(found))
@@ -135,13 +156,15 @@ def _counts_repeated_names(schema: Mapping[str, Json]) -> bool:
     return type(least) is int and not is_closed and least > len(set(names)) + 1
 
 
-def _has_many_remainders(schema: Mapping[str, Json]) -> bool:
-    """True for multiples, together with those of ``allOf``, that the engine follows by too many remainders."""
-    given = [part["multipleOf"] for part in joined_parts(schema) if isinstance(part.get("multipleOf"), int | float)]
-    left = math.lcm(*(abs(int(divisor)) for divisor in given if math.isfinite(divisor) and divisor == int(divisor)))
-    while left > _MOST_REMAINDERS and left % 10 == 0:
-        left //= 10
-    return left > _MOST_REMAINDERS
+def _has_many_remainders(divisors: Iterable[float]) -> bool:
+    """True for multiples of all of these that the engine follows by too many remainders."""
+    scaled = [Decimal(repr(divisor)) for divisor in divisors if divisor > 0 and math.isfinite(divisor)]
+    places = max((-int(number.as_tuple().exponent) for number in scaled), default=0)
+    multiple = math.lcm(*(int(number.scaleb(max(places, 0))) for number in scaled))
+    rest = multiple
+    while rest % 10 == 0:
+        rest //= 10
+    return rest > _MOST_REMAINDERS or (rest > _FEW_REMAINDERS and multiple > 2 * _MOST_REMAINDERS)
 
 
 def _says_nothing(keyword: str, value: Json, schema: Mapping[str, Json]) -> bool:

@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_MOST_REFERENCES = 8
-"""Bound on references followed from one branch: a cycle ends here."""
+from outrider.structured_output.references import resolved_reference
+
 _MOST_BRANCHES = 64
 """Bound on the branches of a union, which are compared in pairs."""
 _TYPES = frozenset(("null", "boolean", "object", "array", "number", "string"))
@@ -34,27 +34,6 @@ def without_exclusive_union(schema: dict[str, Json], root: Json) -> dict[str, Js
     if not all(_exclude(*pair) for pair in itertools.combinations(found, 2)):
         return schema
     return {**{key: value for key, value in schema.items() if key != "oneOf"}, "anyOf": branches}
-
-
-def resolved_reference(schema: Json, root: Json) -> Json:
-    """The schema that a reference within the document leads to, or the schema itself; None if it leads nowhere."""
-    for _ in range(_MOST_REFERENCES):
-        path = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if path is None:
-            return schema
-        schema = _at(path, root) if isinstance(path, str) and path.startswith("#/") else None
-    return None
-
-
-def _at(pointer: str, root: Json) -> Json:
-    found = root
-    for part in pointer.removeprefix("#/").split("/"):
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            found = found.get(name) if isinstance(found, Mapping) else None
-    return found
 
 
 def _resolved(branch: Json, root: Json) -> Mapping[str, Json]:

@@ -71,6 +71,8 @@ CAT, DOG = {"kind": "cat", "n": 1}, {"kind": "dog", "n": 2}
         ({"type": "string", "pattern": '^[^"]*$'}, ('a"', "a\\", "a\n", "a")),
         ({"type": "string", "pattern": r'^[^\\/:*?"<>|]+$'}, ("a\\b", 'a"b', "a.b")),
         ({"type": "object", "patternProperties": {'^[^"]*$': {"type": "null"}}, **ONLY}, ({'"': None}, {"a": None})),
+        ({"$ref": "#/components/x", "components": {"x": {"type": "string", "pattern": '^[^"]*$'}}}, ('a"', "a")),
+        ({"type": "number", "multipleOf": 3_600_000}, (7_200_000, 3_600_001)),
         (
             {"type": "object", "properties": {"a": {"type": "null"}, "ab": {}}},
             ({"abc": 1}, {"a": 1}, {"ab": 1, "b": 1}),
@@ -83,6 +85,47 @@ def test_the_output_is_judged_as_by_a_validator(schema: Any, values: tuple[Any, 
     judged = [found.follow([*ids(json.dumps(value)), EOS]) is Outcome.ENDED for value in values]
     assert judged == [validator.is_valid(value) for value in values]
     assert any(judged)
+
+
+@pytest.mark.filterwarnings("ignore:Possible")
+@pytest.mark.parametrize(
+    "one",
+    (
+        *(r"[\x00-\x1f]", r"[\u0000-!]", r"(\x00|[\x01-\t]|\n|[\x0b-\x1f])", r"\S", r"[^\s]", r"\D", r"[^\d]", r"\W"),
+        *(
+            r"[\W_]",
+            r"[^\w]",
+            r"[\s\S]",
+            r"[\w\W]",
+            ".",
+            r"[^\x00-\x1f]",
+            "[[a]",
+            "[a&&b]",
+            "[a~~b]",
+            "[+--]",
+            "[^--/]",
+        ),
+        *("[]a]", "[^]a]", r"\<", r"[\<]", r"\W|[^\S\n]", '(?i)[^"]', r"[^\\]", r"[^[a]"),
+    ),
+)
+def test_characters_of_a_class_are_those_of_a_validator(one: str) -> None:
+    """All that the engine takes is JSON and matches, and some character is taken; control characters can be missing."""
+    found = matcher("json_schema", {"type": "string", "pattern": f"^{one}$"})
+    taken = set()
+    for character in (*map(chr, range(0x100)), "\u0661", "\ufeff", "\U0001f600"):
+        escaped = json.dumps(character)
+        for text in {f'"{character}"', escaped, f'"\\u{ord(character):04x}"' if ord(character) < 0x10000 else escaped}:
+            if found.follow([*ids(text), EOS]) is Outcome.ENDED:
+                assert re.fullmatch(one, json.loads(text)), text
+                taken.add(character)
+    assert taken or not any(re.fullmatch(one, chr(code)) for code in range(0x21, 0x7F))
+
+
+@pytest.mark.parametrize("one", (r"\p{Cc}", r"[\p{C}]", r"\P{P}", r"[\P{Punctuation}]"))
+def test_no_category_of_characters_takes_a_quote_as_it_is(one: str) -> None:
+    found = matcher("json_schema", {"type": "string", "pattern": f"^{one}$"})
+    assert found.follow([*ids(r'"\u0001"'), EOS]) is Outcome.ENDED
+    assert {found.follow([*ids(text), EOS]) for text in ('"""', r'"\""', r'"\\"')} == {Outcome.REFUSED}
 
 
 @pytest.mark.parametrize(
@@ -128,6 +171,9 @@ def test_malformed_schemas_are_refused(schema: Any) -> None:
         ({"oneOf": [{"$ref": "#/$defs/x"}, {"type": "null"}], "$defs": {"x": {"$ref": "#/$defs/x"}}}, "/oneOf"),
         ({"items": {"multipleOf": 1048576}}, "/items/multipleOf"),
         ({"items": {"multipleOf": 997, "allOf": [{"multipleOf": 991.0}]}}, "/items/multipleOf"),
+        ({"$ref": "#/$defs/x", "multipleOf": 997, "$defs": {"x": {"multipleOf": 0.991}}}, "/multipleOf"),
+        ({"items": {"type": "number", "multipleOf": 86_400_000}}, "/items/multipleOf"),
+        ({"$ref": "#/components/x", "components": {"x": {"uniqueItems": True}}}, "/uniqueItems"),
     ),
 )
 def test_what_is_not_certain_is_refused(schema: Any, path: str) -> None:
