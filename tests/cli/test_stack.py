@@ -19,6 +19,7 @@ from outrider.cli.stack.plan import ServiceSpec, StackPlan
 from outrider.cli.stack.probe import is_serving
 from outrider.cli.stack.supervisor import Stack
 from outrider.errors import UnavailableError
+from tests.support.processes import is_alive
 
 DEADLINE_S = 60.0
 
@@ -59,14 +60,6 @@ def plan(*argv: str, target: tuple[str, ...] = (), draft: tuple[str, ...] = ()) 
         models=(spec("target", *argv, *target), spec("draft", *argv, *draft)),
         coordinators=(spec("coordinator", *argv),),
     )
-
-
-def is_alive(pid: int) -> bool:
-    """True if the process runs; one that has ended but was not waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 async def until(condition: Callable[[], bool]) -> None:

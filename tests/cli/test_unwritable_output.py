@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import signal
@@ -15,7 +16,9 @@ from typing import IO, Any
 
 import pytest
 
-DEADLINE_S = 60.0
+from tests.support.processes import arguments, children
+
+DEADLINE_S = 240.0
 UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 NAMES = ("coordinator", "draft", "target")
 pytestmark = pytest.mark.integration
@@ -42,8 +45,7 @@ class Served:
 
     def pid_of(self, name: str) -> int:
         def pids() -> list[int]:
-            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-            return [int(pid) for pid in children if f"--name\0{name}\0" in Path(f"/proc/{pid}/cmdline").read_text()]
+            return [pid for pid in children(self.process.pid) if ("--name", name) in itertools.pairwise(arguments(pid))]
 
         until(pids, f"a process of the {name}")
         return pids()[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -11,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import IO
 
 from outrider.cli.stack.held_ports import hold_port
+from tests.support.processes import arguments, children
 
 DEADLINE_S = 240.0
 """Generous: a start imports torch twice, on a machine that may be busy with other tests."""
+_CHILD = "outrider.cli.stack.child"
 SERVICES = {"outrider_target", "outrider_draft", "outrider_coordinator"}
 
 
@@ -70,17 +70,13 @@ class Command:
 
     def children(self) -> dict[str, int]:
         """The services' processes by module."""
-        found: dict[str, int] = {}
-        for folder in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                if _parent(folder) == self.process.pid:
-                    words = (folder / "cmdline").read_text().split("\0")
-                    found[words[words.index("outrider.cli.stack.child") + 2]] = int(folder.name)
-        return found
+        words = {pid: arguments(pid) for pid in children(self.process.pid)}
+        at = {pid: found.index(_CHILD) for pid, found in words.items() if _CHILD in found}
+        return {words[pid][place + 2]: pid for pid, place in at.items()}
 
     def address_of(self, module: str) -> str:
         """Address of a service below it."""
-        words = Path(f"/proc/{self.children()[module]}/cmdline").read_text().split("\0")
+        words = arguments(self.children()[module])
         return f"127.0.0.1:{words[words.index('--port') + 1]}"
 
     def terminate(self) -> None:
@@ -106,15 +102,3 @@ def wait_until(condition: Callable[[], object], what: str, said: object = None, 
     while not condition():
         assert time.monotonic() < deadline, (f"did not come about: {what}", said)
         time.sleep(every_s)
-
-
-def is_alive(pid: int) -> bool:
-    """True if a process runs; one that only waits to be collected does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
-    except OSError:
-        return False
-
-
-def _parent(folder: Path) -> int:
-    return int((folder / "stat").read_text().rpartition(")")[2].split()[1])

@@ -25,7 +25,8 @@ from outrider.errors import UnavailableError
 from outrider.generation import Delta
 from outrider.v1 import link_pb2
 from outrider.v1.link_pb2_grpc import DraftServiceStub, TargetServiceStub
-from tests.end_to_end.commands import DEADLINE_S, SERVICES, Command, is_alive, wait_until
+from tests.end_to_end.commands import DEADLINE_S, SERVICES, Command, wait_until
+from tests.support.processes import is_alive
 
 pytestmark = pytest.mark.timeout(300)
 

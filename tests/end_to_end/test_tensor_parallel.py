@@ -17,7 +17,8 @@ import torch
 
 from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.probe import is_serving
-from tests.end_to_end.commands import DEADLINE_S, is_alive, wait_until
+from tests.end_to_end.commands import DEADLINE_S, wait_until
+from tests.support.processes import arguments, children, is_alive
 from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
 
@@ -68,11 +69,9 @@ class Shared:
 
     def follower(self) -> int:
         """The other rank's process; beside it there may be some that poll CPUs busily."""
-        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
-        children = [int(pid) for task in tasks for pid in (task / "children").read_text(encoding="ascii").split()]
-        found = [pid for pid in children if b"outrider_target" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        assert len(found) == 1
-        return found[0]
+        own, found = arguments(self.process.pid), children(self.process.pid)
+        (rank,) = [pid for pid in found if "outrider_target" in arguments(pid) != own]
+        return rank
 
     def end(self) -> tuple[int, str]:
         """Exit code and all that was said, once it has ended."""

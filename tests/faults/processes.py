@@ -14,9 +14,11 @@ from pathlib import Path
 from outrider.cli.stack.held_ports import HeldPort
 from outrider.cli.stack.probe import is_serving
 from tests.faults.readings import Metrics, Usage, metrics_of, usage_of
+from tests.support.processes import arguments, children
 
 RESTART_DELAY_S = 0.5
 """Pause between a process's end and its next start; what `outrider serve` waits the first time."""
+MODULES = {"target": "outrider_target", "draft": "outrider_draft", "coordinator": "outrider_coordinator"}
 START_DEADLINE_S = 240.0
 """Generous: a start imports torch, on a machine that may be busy."""
 END_DEADLINE_S = 120.0
@@ -65,7 +67,8 @@ class Process:
         """Hang of the process's work for good (``hang_hook``); its watchdog ends it. ``is_rank``: that of the
         second rank of its model.
         """
-        ranks = children(self.pid) if is_rank and self.pid is not None else []
+        found = children(self.pid) if is_rank and self.pid is not None else ()
+        ranks = [pid for pid in found if set(MODULES.values()) & set(arguments(pid))]  # others poll CPUs busily
         self._signal(signal.SIGUSR1, ranks[0] if ranks else None)
 
     async def replaced(self, pid: int | None) -> None:
@@ -186,16 +189,6 @@ class ServiceProcess(Process):
             if not self._is_kept:
                 return
             await self._spawn()
-
-
-def children(parent: int) -> list[int]:
-    """Processes whose parent is this one."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(folder.name))
-    return found
 
 
 def as_flags(flags: Mapping[str, object]) -> list[str]:

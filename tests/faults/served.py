@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from outrider.cli.stack.held_ports import HeldPort
-from tests.faults.processes import Process, as_flags, children, without_settings
+from tests.faults.processes import MODULES, Process, as_flags, without_settings
 from tests.faults.stack import NUM_PAGES, PAIR, Stack
+from tests.support.processes import arguments, children, is_alive
 
-_MODULES = {"target": "outrider_target", "draft": "outrider_draft", "coordinator": "outrider_coordinator"}
 _STOP_DEADLINE_S = 120.0
 
 
@@ -39,14 +39,14 @@ class ServedProcess(Process):
 
     def __init__(self, role: str, serve: subprocess.Popen[bytes], *, port: int, metrics_port: int) -> None:
         super().__init__(f"{role}-0", port=port, metrics_port=metrics_port)
-        self._serve, self._module = serve, _MODULES[role]
+        self._serve, self._module = serve, MODULES[role]
         self._seen: list[int] = []
         self._num_kills = 0
 
     @property
     def pid(self) -> int | None:
         """The child of `outrider serve` that runs this service's module."""
-        found = next((pid for pid in children(self._serve.pid) if self._module in _words(pid)), None)
+        found = next((pid for pid in children(self._serve.pid) if self._module in arguments(pid)), None)
         if found is not None and found not in self._seen:
             self._seen.append(found)
         return found
@@ -87,7 +87,7 @@ class ServedStack(Stack):
         self._serve.send_signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.to_thread(self._serve.wait), _STOP_DEADLINE_S)
-        return self._serve.poll(), sum(_is_alive(pid) for pid in pids)
+        return self._serve.poll(), sum(is_alive(pid) for pid in pids)
 
 
 @contextlib.asynccontextmanager
@@ -97,7 +97,7 @@ async def run_served(output: Output) -> AsyncIterator[ServedStack]:
         log = Path(folder) / "serve.log"
         reading, writing = os.pipe()
         reader = os.fdopen(reading, "rb")
-        held = {role: (HeldPort(), HeldPort()) for role in _MODULES}
+        held = {role: (HeldPort(), HeldPort()) for role in MODULES}
         ports = {role: (port.number, metrics_port.number) for role, (port, metrics_port) in held.items()}
         with log.open("wb") as file:
             serve = subprocess.Popen(
@@ -146,17 +146,3 @@ def _arguments(ports: dict[str, tuple[int, int]]) -> list[str]:
 
 
 _PORT_KEYS = ("port", "metrics_port")
-
-
-def _words(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except OSError:
-        return []
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
-    except OSError:
-        return False

@@ -32,6 +32,11 @@ def state(pid: int) -> str:
     return "".join(_fields(pid)[:1])
 
 
+def processor_ticks(pid: int) -> int:
+    """Clock ticks that it has run outside the kernel."""
+    return int(_fields(pid)[11])
+
+
 def _fields(pid: int) -> list[str]:
     """Fields of the process's statistics that follow its name."""
     try:

@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from outrider.cli.stack.held_ports import hold_port
-from tests.end_to_end.commands import is_alive, wait_until
+from tests.end_to_end.commands import wait_until
 from tests.model_executor.test_gpu_path import ROOT, check_answers, check_arrays, finish, start
+from tests.support.processes import is_alive
 
 DEADLINE_S = 280
 DEVICES = [
