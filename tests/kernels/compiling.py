@@ -186,7 +186,7 @@ FP8_CONSTANTS: dict[Any, dict[str, Any]] = {
     _norm_and_round_kernel: {"NUM_PARTIALS": 2, "IS_STATIC": False, "GROUP": 128, "BLOCK": 4096, "GROUPS": 32},
     _fp8_kernel: {
         **{"K": 4096, "SPLITS": 2, "IS_SPLIT": False, "X_GROUPS": 32, "WEIGHT_GROUPS": 32, "SCALE_ROWS": 128},
-        **{"IS_ROUNDED": True, "HAS_BIAS": True, "FETCHED": 0, "WIDTH": 32, "BLOCK_N": 64, "BLOCK_K": 128},
+        **{"IS_ROUNDED": True, "HAS_BIAS": True, "WIDTH": 32, "BLOCK_N": 64, "BLOCK_K": 128},
     },
 }
 """Constants for hardware with FP8 numbers: 8.9 has them, 8.0 has not."""
@@ -225,7 +225,7 @@ def type_of(name: str) -> str:
         stem = name.removesuffix("_ptr")
         if stem in WIDE:
             return WIDE[stem]
-        if stem in {"rounded", "weight8"}:
+        if stem == "rounded":
             return "*fp8e4nv"
         return "*i32" if stem in INTEGERS else "*fp32" if stem in REALS else "*bf16"
     if name in TILES:

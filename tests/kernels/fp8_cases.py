@@ -20,7 +20,7 @@ from outrider.kernels.fp8_linear.kernel import Fp8Tiling, fp8_product
 from outrider.kernels.fp8_linear.layout import Rounded
 from outrider.kernels.fp8_linear.reference import WidenedWeight
 from outrider.kernels.fp8_linear.rounding import normed_and_rounded, rounded
-from outrider.kernels.fp8_linear.weight import Fp8Weight, leaves_few, num_splits
+from outrider.kernels.fp8_linear.weight import Fp8Weight, num_splits
 from outrider.kernels.gemv import NormedInput
 from outrider.kernels.rms_norm.kernel import TritonNorm
 from outrider.kernels.swiglu import geglu, swiglu
@@ -122,7 +122,7 @@ def test_products(rows: int, out: int, size: int, scale_rows: int | None, name: 
 
 
 SHARED = [(None, 64, 2048), (128, 64, 2048)]
-if not INTERPRETED:  # one part of K and several, also of weights whose few rows take taller tiles
+if not INTERPRETED:  # one part of K and several
     SHARED = [(None, 512, 4096), (128, 512, 4096), (None, 10_240, 5120), (None, 5120, 8192)]
 
 
@@ -155,13 +155,6 @@ def test_tiles_of_another_height_give_the_same_bits() -> None:
     )
     assert torch.equal(low, high)
     assert low.any()
-
-
-@pytest.mark.parametrize(
-    ("num_tiles", "is_few"), [(800, True), (160, True), (448, False), (128, False), (132, False), (264, False)]
-)
-def test_a_last_round_of_few_tiles_is_seen(num_tiles: int, is_few: bool) -> None:
-    assert leaves_few(num_tiles, 132) is is_few
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the library has no such products on a CPU")

@@ -19,25 +19,18 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from outrider.kernels.fetching import fetch_ahead
 from outrider.kernels.fp8_linear.layout import Fp8Matrix, Rounded
 from outrider.kernels.launching import launch_options, stages_within
 from outrider.kernels.room import with_room
 
 BLOCK_K = 128
 """Columns that are summed by themselves; a block's, where scales are of blocks."""
-_LINE = tl.constexpr(128)
-"""Bytes that are fetched together."""
-_FETCHED = 512
-_FETCHING = 128
-"""Rows of x up to which a product waits for its weight more than it computes."""
 
 
 @triton.jit(do_not_specialize=["num_tokens", "scale_stride"])
 def _fp8_kernel(
     inputs_desc,  # [T, K], by [WIDTH, BLOCK_K]
     numbers_desc,  # [N, K] fp8, by [BLOCK_N, BLOCK_K]
-    weight8_ptr,  # [N, K] fp8
     x_scales_ptr,  # [X_GROUPS, T or more] float32
     weight_scales_ptr,  # [N / SCALE_ROWS, WEIGHT_GROUPS] float32
     bias_ptr,  # [N]
@@ -53,7 +46,6 @@ def _fp8_kernel(
     SCALE_ROWS: tl.constexpr,
     IS_ROUNDED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    FETCHED: tl.constexpr,  # bytes of each row of the weight fetched ahead
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -69,10 +61,6 @@ def _fp8_kernel(
     scale_row = n // SCALE_ROWS * WEIGHT_GROUPS
     if PDL:
         gdc_launch_dependents()
-        if FETCHED > 0:
-            line = first + tl.arange(0, FETCHED // _LINE) * _LINE
-            rows = tl.where(is_row, n, 0).to(tl.int64)[:, None] * K
-            fetch_ahead(weight8_ptr + rows + tl.minimum(line, K - 1)[None, :])
         gdc_wait()
     summed = tl.zeros([BLOCK_N, WIDTH], tl.float32)
     for split in tl.static_range(1 if IS_SPLIT else SPLITS):
@@ -139,13 +127,12 @@ def fp8_product(
     _fp8_kernel[(groups, triton.cdiv(out_features, tiling.block_n), splits if is_split else 1)](
         TensorDescriptor.from_tensor(rows, [tiling.width, BLOCK_K]),
         TensorDescriptor.from_tensor(matrix.numbers, [tiling.block_n, BLOCK_K]),
-        matrix.numbers, unused if x.scales is None else x.scales, matrix.scales, unused if bias is None else bias,
+        unused if x.scales is None else x.scales, matrix.scales, unused if bias is None else bias,
         out, num_tokens, 0 if x.scales is None else x.scales.shape[1], out_features,
         K=size, SPLITS=splits, IS_SPLIT=is_split, X_GROUPS=0 if x.scales is None else x.scales.shape[0],
         WEIGHT_GROUPS=matrix.scales.shape[1], SCALE_ROWS=matrix.rows, IS_ROUNDED=x.numbers.dtype.itemsize == 1,
-        HAS_BIAS=bias is not None and not is_split, FETCHED=_FETCHED if num_tokens <= _FETCHING else 0,
-        WIDTH=tiling.width, BLOCK_N=tiling.block_n, BLOCK_K=BLOCK_K, num_warps=tiling.num_warps,
-        num_stages=stages_within(tiling.num_stages, stage_bytes, out.device), enable_fp_fusion=False,
-        **launch_options(out),
+        HAS_BIAS=bias is not None and not is_split, WIDTH=tiling.width, BLOCK_N=tiling.block_n, BLOCK_K=BLOCK_K,
+        num_warps=tiling.num_warps, num_stages=stages_within(tiling.num_stages, stage_bytes, out.device),
+        enable_fp_fusion=False, **launch_options(out),
     )  # fmt: skip
     return out

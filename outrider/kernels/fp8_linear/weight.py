@@ -38,11 +38,6 @@ _MANY: tuple[tuple[int, Fp8Tiling], ...] = (
     (128, Fp8Tiling(128, 64, 4, 4)),
 )
 """(most rows, tiling) of weights with few and with many rows, found by trying products of an 8B shape on an H100."""
-_UNEVEN = Fp8Tiling(16, 128, 4, 6)
-"""Tiling of up to 16 rows where tiles of 64 leave few for a last round of the multiprocessors: one row takes products
-of a 32B shape .85 of the time on an H200."""
-_LAST_ROUND = 0.3
-"""Share of the multiprocessors that few tiles are below."""
 _LARGE, _LARGE_PARTS = Fp8Tiling(128, 128, 4, 3), Fp8Tiling(128, 128, 8, 4)
 _GROUPS: tuple[tuple[int, Fp8Tiling], ...] = ((256, Fp8Tiling(128, 64, 4, 4)), (1 << 62, Fp8Tiling(128, 64, 4, 3)))
 """Tilings for more rows; with several parts of K, or scales of groups, a program has registers for fewer."""
@@ -70,8 +65,6 @@ class Fp8Weight(PreparedFp8Weight):
             own_rows = next(rows for least, rows in _OWN_ROWS if out_features >= least)
             self._most_rows = own_rows // (2 if has_groups else 1)
         few = _MANY if has_many else _FEW
-        if not has_groups and leaves_few(-(-out_features // 64) * self.splits, processors):
-            few = ((few[0][0], _UNEVEN), *few[1:])
         self._tilings = (*few, *(_GROUPS if has_groups else ((1 << 62, large),)))
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -113,11 +106,6 @@ def takes(matrix: Fp8Matrix, rounding: Rounding) -> bool:
     is_there = launches_early(matrix.numbers.device) or matrix.numbers.device.type == "cpu"  # where it is but tested
     columns = all(one in (size, BLOCK_K, None) or one >= size for one in (matrix.columns, rounding.group))
     return is_there and columns and size % 16 == 0
-
-
-def leaves_few(num_tiles: int, num_processors: int) -> bool:
-    """True if few tiles are left for the last round of the multiprocessors, after others."""
-    return num_tiles > num_processors and 0 < num_tiles % num_processors < _LAST_ROUND * num_processors
 
 
 def num_splits(out_features: int, size: int, num_processors: int) -> int:
