@@ -21,7 +21,7 @@ from outrider.cli.stack.supervisor import Stack
 from outrider.errors import UnavailableError
 from tests.support.processes import is_alive
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 class Recorder:

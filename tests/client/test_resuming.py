@@ -321,7 +321,7 @@ def in_background(work: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        thread.join(timeout=30)
+        thread.join(timeout=120)
     assert not caught
 
 

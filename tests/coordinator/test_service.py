@@ -37,7 +37,7 @@ from tests.support.toy_models import ToyDraftCore
 VOCAB_SIZE = 8
 ROWS = random_rows(VOCAB_SIZE, seed=1)
 COUPLED = AcceptanceMethod.COUPLED
-SOON_S = 60.0
+SOON_S = 240.0
 
 
 def ask(**fields: Any) -> GenerationRequest:

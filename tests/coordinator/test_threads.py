@@ -23,7 +23,7 @@ async def test_cancelled_work_is_not_handed_to_a_thread() -> None:
     def work() -> None:
         nonlocal num_begun
         num_begun += 1
-        may_end.wait(20)
+        may_end.wait(120)
 
     calls = [asyncio.create_task(threads.call(work, in_thread=True)) for _ in range(5 * MOST_THREADS)]
     async with asyncio.timeout(60):

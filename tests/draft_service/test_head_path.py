@@ -50,7 +50,6 @@ def compare(tmp_path: Path, device: str, **environment: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(800)
 def test_loops_and_captured_states_are_those_of_the_plain_way(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     compare(tmp_path, "cpu", TRITON_INTERPRET="1", SMALL="1")
@@ -58,6 +57,5 @@ def test_loops_and_captured_states_are_those_of_the_plain_way(tmp_path: Path) ->
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.timeout(400)
 def test_a_gpu_drafts_and_hands_out_the_same(tmp_path: Path) -> None:
     compare(tmp_path, "cuda")

@@ -42,7 +42,6 @@ def main(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_drafts_through_kernels_are_those_of_the_papers(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     command = [sys.executable, "-W", "ignore", "-m", "tests.draft_service.test_heads_on_kernels", str(tmp_path)]

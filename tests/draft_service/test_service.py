@@ -19,7 +19,7 @@ from outrider_draft.service import DraftService
 from tests.support.core_driver import extend_item, open_session
 
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 119]
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 def settings(**changes: Any) -> DraftSettings:

@@ -10,8 +10,6 @@ import pytest
 from outrider import Client
 from outrider.errors import ConfigError, InvalidRequestError, UnavailableError
 
-pytestmark = pytest.mark.timeout(300)  # the first of them waits for the processes to start
-
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": ""}),
     ("prompt_token_ids", {"prompt_token_ids": []}),

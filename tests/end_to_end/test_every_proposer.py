@@ -31,8 +31,6 @@ from tests.support.pair_heads import build_eagle, build_mimo
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import build_tiny_model
 
-pytestmark = pytest.mark.timeout(300)
-
 WRITE: dict[DraftMethod, Callable[[Path], object]] = {
     DraftMethod.DRAFT_MODEL: lambda folder: build_tiny_model(folder, "qwen2", seed=2),
     DraftMethod.DFLASH: build_dflash,

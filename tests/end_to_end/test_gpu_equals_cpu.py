@@ -20,7 +20,6 @@ from tests.support.stack import Stack, run_stack
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-    pytest.mark.timeout(600),
 ]
 
 TEXTS = (

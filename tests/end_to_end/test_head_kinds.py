@@ -25,8 +25,6 @@ from tests.support.service_rig import ServiceRig
 from tests.support.tiny_models import cached_tiny_model, load_reference
 from tests.support.trained_heads import train_head, turn_round, write_head
 
-pytestmark = pytest.mark.timeout(300)
-
 METHODS = [method for method in DraftMethod if method.is_head]
 KINDS = ["random", "trained", "reversed"]
 NUM_DRAFTS, NUM_TOKENS, NUM_DRAWS = 3, 24, 800

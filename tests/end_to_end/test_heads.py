@@ -26,8 +26,6 @@ from tests.support.pair_heads import build_mimo
 from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
 
-pytestmark = pytest.mark.timeout(300)
-
 TARGET = cached_tiny_model("llama", seed=1)
 REQUESTS: list[dict[str, Any]] = [
     {"prompt": "abcabcabc", "temperature": 0, "logprobs": 2, "prompt_logprobs": 1},

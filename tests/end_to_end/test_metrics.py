@@ -23,7 +23,7 @@ class Scraped:
     """One process's metrics at one moment."""
 
     def __init__(self, port: int) -> None:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
             text = answer.read().decode()
         self.families: dict[str, Metric] = {family.name: family for family in text_string_to_metric_families(text)}
 

@@ -28,8 +28,6 @@ from tests.support.eagle3 import build_eagle3
 from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
 
-pytestmark = pytest.mark.timeout(300)
-
 TARGET = cached_tiny_model("llama", seed=1)
 REQUESTS: list[dict[str, Any]] = [
     {

@@ -28,8 +28,6 @@ from outrider.v1.link_pb2_grpc import DraftServiceStub, TargetServiceStub
 from tests.end_to_end.commands import DEADLINE_S, SERVICES, Command, wait_until
 from tests.support.processes import is_alive
 
-pytestmark = pytest.mark.timeout(300)
-
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 PUBLIC_NAMES = {
@@ -49,7 +47,7 @@ def channel_to(address: str) -> Iterator[grpc.Channel]:
 
 def health(channel: grpc.Channel, name: str) -> Any:
     request = health_pb2.HealthCheckRequest(service=name)
-    return health_pb2_grpc.HealthStub(channel).Check(request, timeout=20).status
+    return health_pb2_grpc.HealthStub(channel).Check(request, timeout=120).status
 
 
 def token_ids(deltas: list[Delta]) -> tuple[int, ...]:
@@ -118,7 +116,7 @@ def test_every_service_answers_reflection(served: Command, module: str) -> None:
     ]
     with channel_to(served.address_of(module)) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        listed, described = stub.ServerReflectionInfo(iter(requests), timeout=20)
+        listed, described = stub.ServerReflectionInfo(iter(requests), timeout=120)
     names = {service.name for service in listed.list_services_response.service}
     assert {PUBLIC_NAMES[module], "grpc.health.v1.Health"} <= names
     assert described.file_descriptor_response.file_descriptor_proto
@@ -129,8 +127,8 @@ def test_a_stranger_gets_no_link_to_a_served_model(served: Command, module: str)
     stub: Any = {"outrider_target": TargetServiceStub, "outrider_draft": DraftServiceStub}[module]
     with channel_to(served.address_of(module)) as channel:
         calls: tuple[Callable[[], Any], ...] = (
-            lambda: stub(channel).Describe(link_pb2.DescribeRequest(), timeout=20),
-            lambda: next(stub(channel).Attach(iter(()), timeout=20)),
+            lambda: stub(channel).Describe(link_pb2.DescribeRequest(), timeout=120),
+            lambda: next(stub(channel).Attach(iter(()), timeout=120)),
         )
         for call in calls:
             with pytest.raises(grpc.RpcError) as caught:

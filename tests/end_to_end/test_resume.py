@@ -14,7 +14,7 @@ from outrider.generation import Delta, GenerationResult
 from tests.faults.processes import Process, ServiceProcess
 from tests.faults.stack import Layout, Stack, run_stack
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
 PROMPT = "# Größe: überprüft\nnames = {'é': 1, '漢': 2}\nfor name in names:\n"
 PATIENT = {"target_timeout_s": 600, "draft_timeout_ms": 10_000}

@@ -21,8 +21,6 @@ from outrider.v1 import link_pb2, link_pb2_grpc
 from tests.end_to_end.commands import Command, wait_until
 from tests.transport.security.authorities import Authority
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @dataclass(frozen=True)
 class Secured:
@@ -119,7 +117,7 @@ def status_of_describe(address: str, tls: Tls, token: str) -> grpc.StatusCode:
         codes = set()
         for stub in services:
             try:
-                stub(channel).Describe(link_pb2.DescribeRequest(), metadata=metadata, timeout=20)
+                stub(channel).Describe(link_pb2.DescribeRequest(), metadata=metadata, timeout=120)
                 codes.add(grpc.StatusCode.OK)
             except grpc.RpcError as error:
                 codes.add(error.code())
@@ -156,7 +154,7 @@ def test_the_command_line(secured: Secured) -> None:
 def test_probes_over_http_need_neither(secured: Secured, service: str) -> None:
     for path in ("livez", "readyz", "startupz"):
         url = f"http://127.0.0.1:{secured.health_ports[service]}/{path}"
-        with urllib.request.urlopen(url, timeout=20) as answer:
+        with urllib.request.urlopen(url, timeout=120) as answer:
             assert answer.status == 200
 
 
@@ -166,7 +164,7 @@ def test_the_target_killed_takes_readiness_along_and_not_liveness(secured: Secur
 
     def is_ready() -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{secured.health_ports['coordinator']}/readyz", timeout=20):
+            with urllib.request.urlopen(f"http://127.0.0.1:{secured.health_ports['coordinator']}/readyz", timeout=120):
                 return True
         except urllib.error.HTTPError:
             return False
@@ -174,6 +172,6 @@ def test_the_target_killed_takes_readiness_along_and_not_liveness(secured: Secur
     wait_until(is_ready, "a ready coordinator", secured.command.err)
     os.kill(secured.command.children()["outrider_target"], signal.SIGKILL)
     wait_until(lambda: not is_ready(), "readiness following the target", secured.command.err)
-    with urllib.request.urlopen(f"http://127.0.0.1:{secured.health_ports['coordinator']}/livez", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{secured.health_ports['coordinator']}/livez", timeout=120) as answer:
         assert answer.status == 200
     wait_until(is_ready, "readiness when the target is back", secured.command.err)

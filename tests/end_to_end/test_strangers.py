@@ -17,7 +17,7 @@ from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
 
 MODEL = cached_tiny_model("qwen3", seed=1, max_position_embeddings=1024)
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 Command = DraftCommand | TargetCommand
 ASKED: dict[str, Any] = {"prompt_token_ids": [9, 2, 3], "max_tokens": 60, "temperature": 0, "ignore_eos": True}
 

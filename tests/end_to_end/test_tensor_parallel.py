@@ -22,8 +22,6 @@ from tests.support.processes import arguments, children, is_alive
 from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
 
-pytestmark = pytest.mark.timeout(300)
-
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.8, "acceptance_method": "coupled", "seed": 3},

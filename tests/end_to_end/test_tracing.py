@@ -23,8 +23,6 @@ from outrider.telemetry.tracing.span import Span, SpanKind
 from tests.end_to_end.commands import Command, wait_until
 from tests.support.otlp_receiver import OtlpReceiver
 
-pytestmark = pytest.mark.timeout(300)
-
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
 ASK: dict[str, Any] = {

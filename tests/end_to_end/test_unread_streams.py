@@ -16,7 +16,7 @@ PAGE, NUM_PAGES = 16, 50
 PROMPT = [72, 101, 108]
 MAX_TOKENS, LOGPROBS = 320, 100
 """Tokens with as many logprobs each: more than the windows and buffers on the way take."""
-SECONDS = 120
+SECONDS = 240.0
 
 
 @pytest.fixture
@@ -47,7 +47,6 @@ async def eventually(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.timeout(300)
 async def test_unread_grpc_streams_pause_without_pages_and_go_on_with_the_same_tokens(stack: Stack) -> None:
     def options(seed: int) -> dict[str, Any]:
         how = {"acceptance_method": "coupled"} if seed % 2 else {}

@@ -9,7 +9,7 @@ from outrider.generation import Delta
 from tests.support.coordinator_stats import stats_of
 from tests.support.stack import Stack
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 async def eventually(condition: Callable[[], object], what: str = "") -> None:

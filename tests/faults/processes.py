@@ -21,7 +21,7 @@ RESTART_DELAY_S = 0.5
 MODULES = {"target": "outrider_target", "draft": "outrider_draft", "coordinator": "outrider_coordinator"}
 START_DEADLINE_S = 240.0
 """Generous: a start imports torch, on a machine that may be busy."""
-END_DEADLINE_S = 120.0
+END_DEADLINE_S = 240.0
 """Deadline for a process that hangs; its limit is 10 s on a machine that is not busy."""
 _POLL_S = 0.05
 

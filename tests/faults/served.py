@@ -19,7 +19,7 @@ from tests.faults.processes import MODULES, Process, as_flags, without_settings
 from tests.faults.stack import NUM_PAGES, PAIR, Stack
 from tests.support.processes import arguments, children, is_alive
 
-_STOP_DEADLINE_S = 120.0
+_STOP_DEADLINE_S = 240.0
 
 
 class Output(enum.StrEnum):

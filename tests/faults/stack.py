@@ -20,7 +20,7 @@ from tests.faults.requests import Request
 from tests.faults.traffic import Tally, patiently
 
 PAIR = Path(outrider.demo.__file__).parent / "pair"
-IDLE_DEADLINE_S = 60.0
+IDLE_DEADLINE_S = 240.0
 NUM_PAGES = 1024
 _AT_ONCE = 16
 

@@ -11,7 +11,7 @@ import pytest
 from outrider.cli.stack.held_ports import HeldPort
 from tests.faults.proxy import Direction, Impairment, Proxy
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 class Echo:

@@ -76,7 +76,7 @@ class Gateway:
 
     def close(self) -> None:
         self._server.should_exit = self._server.force_exit = True
-        self._thread.join(20)
+        self._thread.join(120)
         assert not self._thread.is_alive()
         self._loop.close()
 

@@ -20,14 +20,14 @@ class Connection:
 
     def __init__(self, gateway: Gateway) -> None:
         host, port = gateway.url.removeprefix("http://").split(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=20)
+        self._socket = socket.create_connection((host, int(port)), timeout=120)
 
     def send(self, *parts: bytes) -> None:
         self._socket.sendall(b"".join(parts))
 
     def read_all(self) -> bytes:
         """All bytes until the server closes."""
-        self._socket.settimeout(20)
+        self._socket.settimeout(120)
         return b"".join(iter(lambda: self._socket.recv(1 << 16), b""))
 
     def read_some(self) -> bytes:

@@ -51,7 +51,7 @@ class Answer:
 
 
 def ask(gateway: Gateway, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
-    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=20)
+    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=120)
     try:
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         connection.request("GET" if body is None else "POST", path, data, JSON if headers is None else headers)
@@ -109,7 +109,7 @@ def test_null_is_the_same_as_leaving_a_field_out(service: Service, gateway: Gate
 
 def test_a_chat_without_a_bound_goes_to_the_end_of_the_context(service: Service, gateway: Gateway) -> None:
     service.generator.stop_after = 0
-    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=20)
+    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=120)
     connection.request("POST", "/v1/chat/completions", json.dumps({"messages": MESSAGES, "stream": True}), JSON)
     service.until_asked()
     assert service.generator.requests[0].max_tokens == (1 << 31) - 1
@@ -125,7 +125,7 @@ def test_a_client_that_leaves_ends_its_generations(
 ) -> None:
     service.generator.stop_after = after
     num_choices = 1 if fields["prompt"] == "hello" else 4
-    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=20)
+    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=120)
     body = json.dumps({**fields, "stream": stream, "max_tokens": 9})
     connection.request("POST", "/v1/completions", body, JSON)
     service.until_asked(num_choices)
@@ -588,7 +588,7 @@ def test_a_request_that_is_none_is_refused_in_openais_shape(
 
 def test_a_body_without_a_length_is_bounded_too(service: Service) -> None:
     gateway = Gateway(service.address, max_body_bytes=1000)
-    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=20)
+    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=120)
     try:
         parts: Iterator[bytes] = iter([b'{"prompt": "'] + [b"x" * 100] * 20)
         connection.request("POST", "/v1/completions", parts, JSON, encode_chunked=True)

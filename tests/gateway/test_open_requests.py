@@ -67,7 +67,7 @@ def test_a_client_that_leaves_within_its_body_is_no_error(gateway: Gateway, capl
 
 def test_the_ids_of_prompts_count_while_they_are_answered(service: Service, small_gateway: Gateway) -> None:
     service.generator.stop_after = 1
-    connection = http.client.HTTPConnection(*address_of(small_gateway), timeout=20)
+    connection = http.client.HTTPConnection(*address_of(small_gateway), timeout=120)
     body = {"prompt": [[5] * 500] * 90, "max_tokens": 4, "stream": True}  # 2 bytes an id in JSON
     with contextlib.closing(connection):
         connection.request("POST", "/v1/completions", json.dumps(body).encode(), JSON)
@@ -92,7 +92,7 @@ def test_nothing_is_held_of_what_its_prompt_was_made_of(
     service.generator.stop_after = 1
     content = json.dumps({**given, "max_tokens": 4, "stream": streams}).encode()
     assert ask(gateway, "/tokenize", {"prompt": "a"}).status == 200
-    connection = http.client.HTTPConnection(*address_of(gateway), timeout=20)
+    connection = http.client.HTTPConnection(*address_of(gateway), timeout=120)
     with contextlib.closing(connection):
         tracemalloc.start(1)
         try:

@@ -50,12 +50,12 @@ def test_https_with_client_certificates(service: Service, tmp_path: Path) -> Non
         context = ssl.create_default_context(cafile=str(authority.ca_file))
         url = f"https://127.0.0.1:{port}/v1/models"
         with pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)):
-            urllib.request.urlopen(url, timeout=20, context=context)
+            urllib.request.urlopen(url, timeout=120, context=context)
         context.load_cert_chain(str(mine["cert_file"]), str(mine["key_file"]))
-        with urllib.request.urlopen(url, timeout=20, context=context) as answer:
+        with urllib.request.urlopen(url, timeout=120, context=context) as answer:
             assert json.loads(answer.read())["data"][0]["id"] == "scripted"
         gateway.terminate()
-        assert gateway.wait(30) == 0
+        assert gateway.wait(120) == 0
 
 
 def test_a_port_in_use_is_one_line() -> None:
@@ -63,6 +63,6 @@ def test_a_port_in_use_is_one_line() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with process("--port", str(taken.getsockname()[1])) as gateway:
-            assert gateway.wait(30) == 1
+            assert gateway.wait(120) == 1
             said = gateway.stderr.read() if gateway.stderr else ""
     assert "--port: 127.0.0.1" in said and "Traceback" not in said

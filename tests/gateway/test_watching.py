@@ -64,7 +64,7 @@ def ask(gateway: Gateway, path: str, body: dict[str, Any] | None = None, **heade
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(gateway.url + path, data, {"content-type": "application/json", **headers})
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             answer.read()
             return int(answer.status)
     except urllib.error.HTTPError as error:

@@ -98,7 +98,7 @@ class Pods:
             port["name"]: port["containerPort"]
             for port in self.release.workload_of(service).container(service)["ports"]
         }
-        with urllib.request.urlopen(f"http://{POD_IP}:{self.port(ports['metrics'])}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{POD_IP}:{self.port(ports['metrics'])}/metrics", timeout=120) as answer:
             return str(answer.read().decode())
 
     def has_ended(self, service: str) -> bool:
@@ -136,7 +136,7 @@ class Pods:
             if name in self._agents:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(20)
+                    process.wait(120)
             process.kill()
             process.wait()
 

@@ -134,7 +134,6 @@ def coordinator_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
     shutil.rmtree(prefix)
 
 
-@pytest.mark.timeout(300)
 def test_the_coordinators_image_has_no_torch_and_runs(coordinator_image: Path) -> None:
     checked = run(SCRIPTS / "check_packages.sh", coordinator_image, "coordinator", PYTHON=sys.executable)
     assert checked.returncode == 0, checked.stdout + checked.stderr
@@ -150,11 +149,10 @@ def test_the_coordinators_image_has_no_torch_and_runs(coordinator_image: Path) -
         assert checked.returncode == 0, checked.stderr
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
     assert run(python, SCRIPTS / "healthy.py", HEALTHCHECK_PORT=port).returncode == 1
 
 
-@pytest.mark.timeout(300)
 def test_the_layer_of_the_project_has_all_of_it_and_nothing_else(coordinator_image: Path, tmp_path: Path) -> None:
     made = run(SCRIPTS / "collect_project.sh", coordinator_image.parent, tmp_path / "project")
     assert made.returncode == 0, made.stderr
@@ -172,7 +170,6 @@ def test_the_layer_of_the_project_has_all_of_it_and_nothing_else(coordinator_ima
     assert [path.name for path in (tmp_path / "project" / "env" / "bin").iterdir()] == ["outrider"]
 
 
-@pytest.mark.timeout(300)
 def test_an_environment_with_torch_is_what_the_check_asks_for(tmp_path: Path) -> None:
     import torch
 

@@ -139,7 +139,6 @@ def until(found: Pods, service: str, probe: str) -> None:
     wait_until(passed, f"the {probe} probe of {service}", every_s=0.1)
 
 
-@pytest.mark.timeout(300)
 def test_the_cpu_profile_runs_as_it_is_rendered(release: Releases) -> None:
     with pods(release("cpu-demo")) as found:
         found.start("coordinator")
@@ -164,7 +163,6 @@ def test_the_cpu_profile_runs_as_it_is_rendered(release: Releases) -> None:
         assert found.terminate() == dict.fromkeys(SECTIONS, 0)
 
 
-@pytest.mark.timeout(300)
 def test_with_tls_and_tokens_every_hop_is_closed_to_strangers_and_open_to_its_own(release: Releases) -> None:
     with pods(release("cpu-with-tls")) as found:
         authority = trustme.CA()
@@ -198,7 +196,6 @@ def test_with_tls_and_tokens_every_hop_is_closed_to_strangers_and_open_to_its_ow
         assert "token" in outcome.stderr
 
 
-@pytest.mark.timeout(300)
 def test_in_one_pod_the_services_meet_on_sockets(release: Releases) -> None:
     with pods(release("cpu-in-one-pod")) as found:
         for service in MODELS_AND_COORDINATOR:
@@ -233,7 +230,6 @@ def test_the_first_command_of_the_notes_is_one_that_there_is(release: Releases, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_group_of_hosts_becomes_one_target_and_ends_as_one(release: Releases) -> None:
     with pods(release("two-hosts")) as found:
         group = found.start_group("target")

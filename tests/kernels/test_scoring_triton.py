@@ -12,7 +12,6 @@ from tests.kernels.invariance_mutants import MUTANTS, run
 from tests.kernels.test_triton import interpret
 
 
-@pytest.mark.timeout(900)
 def test_scoring_and_invariance_keep_their_contracts_in_the_interpreter() -> None:
     interpret(("scoring_cases", "invariance_cases"))
 

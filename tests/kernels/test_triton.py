@@ -39,14 +39,12 @@ def run(*command: str, **environment: str) -> str:
     return outcome.stdout
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("cases", CASES, ids=lambda cases: cases[0])
 def test_kernels_keep_their_contracts_in_the_interpreter(cases: Sequence[str]) -> None:
     interpret(cases)
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(900)
 def test_whole_models_keep_their_answers_in_the_interpreter() -> None:
     interpret(["gated_delta_cases"], tier="integration")
 
@@ -57,7 +55,6 @@ def interpret(cases: Sequence[str], tier: str = "not integration") -> None:
     assert " passed" in run("pytest", *paths, "-m", tier, "-p", "no:cacheprovider", TRITON_INTERPRET="1")
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("module", "waits"), [("compiling", "False"), pytest.param("compiling_uses", "True", marks=pytest.mark.integration)]
 )
@@ -72,7 +69,6 @@ def test_kernels_compile_for_real_hardware(module: str, waits: str) -> None:
     assert {line[1] for line in lines} == {waits}
 
 
-@pytest.mark.timeout(400)
 def test_products_of_one_step_begin_with_zero() -> None:
     """No GPU needed; the interpreter adds as the source says, whatever the compiler makes of it."""
     pytest.importorskip("triton")

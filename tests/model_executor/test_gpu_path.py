@@ -70,7 +70,6 @@ def _agree(found: Sequence[dict[str, Any]], truth: Sequence[dict[str, Any]]) -> 
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(400)
 def test_the_way_of_a_gpu_gives_the_same_answers(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     interpreted = start("cpu", tmp_path / "interpreted", TRITON_INTERPRET="1")
@@ -80,7 +79,6 @@ def test_the_way_of_a_gpu_gives_the_same_answers(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.timeout(400)
 def test_a_gpu_gives_the_same_answers(tmp_path: Path) -> None:
     on_gpu, plain = start("cuda", tmp_path / "on_gpu"), start("cpu", tmp_path / "plain")
     check(finish(on_gpu), finish(plain))

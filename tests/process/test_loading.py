@@ -6,13 +6,11 @@ import asyncio
 import subprocess
 import sys
 
-import pytest
-
 from outrider.cli.stack.held_ports import hold_port
 from outrider.process.loading import LOADING_FACTOR, LoadingWatch
 from outrider.stalls import NO_STALL
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 HANGING_LOAD = """
 import asyncio, sys, threading
 from outrider.config import DraftSettings
@@ -49,7 +47,6 @@ async def test_only_bytes_and_graphs_are_progress_once_the_files_are_there() -> 
     assert seen == [(5, 9)]
 
 
-@pytest.mark.timeout(120)
 def test_a_process_whose_loading_hangs_ends_with_its_stacks() -> None:
     command = [sys.executable, "-c", HANGING_LOAD, str(hold_port())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)

@@ -14,7 +14,7 @@ from outrider.process import watchdog as watchdog_module
 from outrider.process.watchdog import LoopPing, Watchdog
 from outrider.stalls import NO_STALL, Stall
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 HANG = Stall(11.0, 10.0)
 
 

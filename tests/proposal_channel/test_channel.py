@@ -34,7 +34,7 @@ from outrider.proposal_channel.receiver import MAX_CHANNELS, MAX_WAITING, Propos
 from outrider.proposal_channel.sender import ProposalSender
 from outrider.tensor_plane.control import connect
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 LINK = 3
 
 

@@ -57,7 +57,6 @@ def test_random_steps_leave_texts_and_pages_right(architecture: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("architecture", "num_steps"), [("llama", 10_000), ("mistral", 2_000)])
 def test_random_steps_on_a_gpu(architecture: str, num_steps: int) -> None:
     take_random_steps(cached_tiny_model(architecture), "cuda", num_steps, seed=4)

@@ -22,7 +22,7 @@ from outrider.serving.in_process import link as link_module
 from outrider.serving.in_process.channel_host import NoChannels
 from outrider.serving.in_process.engine_thread import EngineThread
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 class EchoCore:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from outrider.serving.in_process.inbox import Inbox
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 def ends(work: Callable[[], object]) -> bool:

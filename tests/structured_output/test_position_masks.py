@@ -150,12 +150,12 @@ def test_masks_are_made_while_the_caller_does_something_else() -> None:
 
     def wait() -> Matcher:
         has_begun.set()
-        assert may_end.wait(20)
+        assert may_end.wait(120)
         return matcher()
 
     masks = PositionMasks(wait, (), (), position=0)
     MaskThreads().begin([masks])
-    assert has_begun.wait(20) and not masks.ended_ns
+    assert has_begun.wait(120) and not masks.ended_ns
     may_end.set()
     assert allowed(masks, 0) == {0, 2}
 

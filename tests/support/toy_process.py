@@ -18,7 +18,7 @@ from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
 
 VOCAB_SIZE = 9
 ROWS = random_rows(VOCAB_SIZE, seed=1)
-START_DEADLINE_S = 120.0
+START_DEADLINE_S = 240.0
 
 
 class ToyProcess:

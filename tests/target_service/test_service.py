@@ -23,7 +23,7 @@ from tests.support.tiny_models import build_tiny_model
 
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 119]
 NUM_IDS = 257
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 def settings(folder: Path, **changes: Any) -> TargetSettings:

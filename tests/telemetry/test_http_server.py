@@ -16,7 +16,7 @@ from outrider.addresses import listening_socket
 from outrider.telemetry.http_server import MAX_CONNECTIONS, App, HttpServer, Message, Receive, Send, send_text
 from outrider.telemetry.metrics.endpoint import MetricsEndpoint
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 async def answer(scope: Message, receive: Receive, send: Send) -> None:

@@ -22,7 +22,7 @@ from outrider.telemetry.metrics.serving import metrics_served
 from outrider.telemetry.metrics.vllm_names import VLLM_NAMES
 from outrider.telemetry.stats_logger import Window, coordinator_fields, log_stats, service_fields
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 def scrape(readings: list[Reading], role: str = "draft", *, vllm_names: bool = False) -> str:

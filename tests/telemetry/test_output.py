@@ -17,7 +17,7 @@ import pytest
 from outrider.telemetry import set_up_logging
 from outrider.telemetry.output import MAX_PENDING_BYTES, DroppingStream, dropped_notice
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 @pytest.fixture

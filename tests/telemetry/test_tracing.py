@@ -147,7 +147,7 @@ def test_what_is_too_much_is_dropped_and_counted_and_spans_that_cannot_be_made_h
         raise ValueError("cannot be made")
 
     tracing.emit(hold)
-    assert is_held.wait(30)
+    assert is_held.wait(120)
     for number in range(MAX_WAITING + 3):
         tracing.emit(partial(list, [span(number=number + 1)] if number % 4096 == 0 else []))
     assert tracing.num_dropped == 3

@@ -26,7 +26,7 @@ from outrider.tensor_plane.writer import PlaneWriters
 
 CPU = torch.device("cpu")
 LIMITS = PlaneLimits(ring_bytes=8 << 20)
-OPENING_S = 60.0
+OPENING_S = 240.0
 """Processes of a busy host take their time."""
 
 _context = mp.get_context("forkserver")
@@ -53,7 +53,7 @@ def kill(child: BaseProcess) -> None:
     assert child.pid is not None
     if child.is_alive():
         os.kill(child.pid, signal.SIGKILL)
-    child.join(30)
+    child.join(120)
 
 
 def answer(pipe: Connection) -> Any:

@@ -75,7 +75,6 @@ def test_chosen_lengths_are_measured_with_sampled_requests_of_both_arms(tmp_path
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
 def test_a_part_with_tiny_models_ends_with_its_table(tmp_path: Path) -> None:
     done = measure(str(tmp_path), "first-token", "--tiny", "--commit", "a" * 40)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -192,9 +192,9 @@ async def test_an_error_does_not_hold_the_text_that_it_came_from(serve: Serve) -
 async def test_an_address_of_another_service_is_passed_over(serve: Serve, resume: bool) -> None:
     draft = await serve("draft", ToyDraft(random_rows(9, seed=1), 9))
     coordinator = await serve("generation", ScriptedGenerator())
-    async with AsyncClient(draft.address, coordinator.address) as client, asyncio.timeout(30):
+    async with AsyncClient(draft.address, coordinator.address) as client, asyncio.timeout(120):
         assert (await client.generate(prompt="x", max_tokens=1, resume=resume)).token_ids
         assert await client.model_info() == INFO
-    async with AsyncClient(draft.address) as client, asyncio.timeout(30):
+    async with AsyncClient(draft.address) as client, asyncio.timeout(120):
         with pytest.raises(ProtocolError, match="UNIMPLEMENTED"):
             await client.generate(prompt="x", max_tokens=1, resume=resume, resume_timeout=3600)

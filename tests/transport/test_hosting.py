@@ -29,7 +29,7 @@ from outrider.transport.server import Server, serve_draft
 from outrider_draft.service import DraftService
 from tests.support.core_driver import extend_item, open_session
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 HEALTH_NAME = "outrider.v1.DraftService"
 
 

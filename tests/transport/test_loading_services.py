@@ -15,7 +15,7 @@ from tests.support.scripted_ports import ToyTarget, random_rows
 from tests.transport.conftest import Serve
 
 V = 9
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 class _Counted(PendingService[Any, Any]):

@@ -44,12 +44,12 @@ async def status_of(address: str, method: str, shape: str, content: bytes) -> gr
         multi: Any = getattr(channel, shape)(method)
         try:
             if shape == "unary_unary":
-                await multi(content, timeout=20)
+                await multi(content, timeout=120)
             elif shape == "unary_stream":
-                async for _ in multi(content, timeout=20):
+                async for _ in multi(content, timeout=120):
                     pass
             else:
-                call = multi(metadata=[VERSION], timeout=20)
+                call = multi(metadata=[VERSION], timeout=120)
                 await call.write(content)
                 while await call.read() is not grpc.aio.EOF:
                     pass

@@ -67,7 +67,7 @@ def begin(channel: grpc.aio.Channel, num_characters: int) -> Any:
     multi: Any = channel.unary_stream(
         f"{SERVICE}/StreamGenerate", response_deserializer=pb.StreamGenerateResponse.FromString
     )
-    return multi(request.SerializeToString(), timeout=20)
+    return multi(request.SerializeToString(), timeout=120)
 
 
 async def answered(channel: grpc.aio.Channel, num_characters: int) -> None:
@@ -231,7 +231,7 @@ async def _when_slow(calls: Calls, all_bytes: OpenRequests) -> None:
 @pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])
 async def test_a_call_that_sends_no_request_is_told_so(method: str) -> None:
     async with served(ScriptedGenerator()) as channel:
-        call: Any = channel.stream_stream(f"{SERVICE}/{method}")(timeout=20)
+        call: Any = channel.stream_stream(f"{SERVICE}/{method}")(timeout=120)
         await call.done_writing()
         with pytest.raises(InvalidRequestError, match="request: must be sent"):
             try:

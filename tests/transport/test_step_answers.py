@@ -379,7 +379,7 @@ async def test_answers_that_are_longer_than_a_message_are_cut_by_rows(most: int,
         max_message_bytes=most,
     )
     stream, messages, told = pump.run(no_requests()), list[Any](), dict[int, Any]()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while len(told) < len(events):
             messages.append(await anext(stream))
             told |= timed_events(target_events_from_proto(messages[-1]))
@@ -407,7 +407,7 @@ async def two_steps(
     link = await port.attach()
     events = link.events()
     told: list[dict[int, tuple[int, tuple[int, ...]]]] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         for generation in (2, 3):
             scores = [
                 ports.Score(session, generation, 0, EMPTY_PREFIX, (*prompt, session % vocab), (4, 5))

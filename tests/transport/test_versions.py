@@ -64,7 +64,7 @@ async def test_a_draft_of_another_version_is_used_once_it_is_upgraded(serve: Ser
         without = await generate()
         assert (stats_of(coordinator).num_drafts, len(without)) == (0, 12)
         draft.description = of_this_version
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not stats_of(coordinator).num_drafts:
                 await asyncio.sleep(0.01)
         assert await generate() == without

@@ -17,7 +17,7 @@ from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
 
 VOCAB_SIZE = 8
 ROWS = random_rows(VOCAB_SIZE, seed=1)
-SOON_S = 60.0
+SOON_S = 240.0
 
 
 class Found:

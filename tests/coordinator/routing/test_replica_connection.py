@@ -71,7 +71,7 @@ async def test_a_link_being_lost_is_closed_before_the_attachment_is() -> None:
         on_lost=lost.set,
     )
     connection.start()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await connection.first_try()
         port.link.broken.set()
         await lost.wait()
@@ -93,7 +93,7 @@ async def test_no_more_pages_are_free_than_there_are(reported: int | None, belie
     connection = _draft_at(port, attached)
     assert connection.num_pages_free == 0
     connection.start()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await attached.wait()
         port.link.num_pages_free = reported
         assert connection.num_pages_free == believed
@@ -138,7 +138,7 @@ async def test_a_service_that_cannot_be_reached_is_tried_again_without_growing_p
     port.first = [UnavailableError("nobody there"), DeadlineError("no answer"), LoadingError("loading")] * 100
     connection = _draft_at(port, attached)
     connection.start()
-    async with asyncio.timeout(30):  # with pauses that double up to 2 s it takes ten minutes
+    async with asyncio.timeout(120):  # with pauses that double up to 2 s it takes ten minutes
         await attached.wait()
     port.link.may_close.set()
     await connection.close()
@@ -149,7 +149,7 @@ async def test_only_what_is_not_as_it_should_be_is_a_warning(caplog: pytest.LogC
     connection = _draft_at(port, attached)
     with caplog.at_level(logging.INFO):
         connection.start()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await attached.wait()
     port.link.may_close.set()
     await connection.close()

@@ -31,7 +31,7 @@ DEVICES = [
     ),
 ]
 INTERPRETED = {"cpu": {"TRITON_INTERPRET": "1"}, "cuda": {}}
-pytestmark = [pytest.mark.timeout(400), pytest.mark.integration]
+pytestmark = [pytest.mark.integration]
 
 
 @pytest.fixture(scope="module")

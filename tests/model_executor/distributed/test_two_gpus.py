@@ -14,7 +14,6 @@ TOLERANCE = 1e-4
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs"),
-    pytest.mark.timeout(300),
 ]
 
 

@@ -28,7 +28,7 @@ from tests.support.tcp_proxy import TcpProxy
 from tests.transport.security.authorities import Authority
 from tests.transport.security.conftest import ServeWith
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 NAME = "target.example"
 
 

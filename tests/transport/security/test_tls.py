@@ -23,7 +23,7 @@ from tests.transport.security.conftest import ServeWith, at_localhost
 
 async def ask(address: str, tls: Tls | bool | None) -> str:
     async with AsyncClient(address, tls=tls) as client:
-        return (await client.generate(prompt="x", max_tokens=1, timeout=20)).text
+        return (await client.generate(prompt="x", max_tokens=1, timeout=120)).text
 
 
 async def trouble(address: str, tls: Tls | bool | None) -> str:
@@ -77,7 +77,7 @@ async def test_plain_clients_of_both_kinds_can_use_it_in_threads(serve_with: Ser
 
     def ask_blocking() -> str:
         with Client(address, tls=Tls(ca_file=authority.ca_file)) as client:
-            return client.generate(prompt="x", max_tokens=1, timeout=20).text
+            return client.generate(prompt="x", max_tokens=1, timeout=120).text
 
     assert await asyncio.to_thread(ask_blocking) == "<0>"
 
@@ -243,11 +243,11 @@ async def test_rotated_files_are_taken_by_both_sides_without_a_restart(serve_wit
     tls = Tls(ca_file=first.ca_file, **first.issue("coordinator", file="client"))
     address = at_localhost(await serve_with(ServerSecurity(ServerTls(**first.issue(), client_ca_file=first.ca_file))))
     async with AsyncClient(address, tls=tls) as client:
-        assert (await client.generate(prompt="x", max_tokens=1, timeout=20)).text == "<0>"
+        assert (await client.generate(prompt="x", max_tokens=1, timeout=120)).text == "<0>"
         second = Authority(tmp_path)
         second.issue("coordinator", file="client")
         second.issue()
-        assert (await client.generate(prompt="x", max_tokens=1, timeout=20)).text == "<0>"
+        assert (await client.generate(prompt="x", max_tokens=1, timeout=120)).text == "<0>"
     assert await ask(address, tls) == "<0>"
 
 
@@ -270,7 +270,7 @@ async def test_no_error_of_tls_is_foreign(serve_with: ServeWith, authority: Auth
         with pytest.raises(OutriderError, match="speaks TLS and closed the connection"):
             await client.model_info()
         with pytest.raises(OutriderError, match="speaks TLS and closed the connection"):
-            async for _ in client.stream(prompt="x", timeout=20):
+            async for _ in client.stream(prompt="x", timeout=120):
                 pass
 
 
@@ -297,6 +297,6 @@ async def test_wrong_tls_is_told_at_once_also_to_those_who_would_wait(
     serve_with: ServeWith, authority: Authority, stranger: Authority, resume: bool
 ) -> None:
     address = at_localhost(await serve_with(ServerSecurity(ServerTls(**authority.issue()))))
-    async with AsyncClient(address, tls=Tls(ca_file=stranger.ca_file)) as client, asyncio.timeout(30):
+    async with AsyncClient(address, tls=Tls(ca_file=stranger.ca_file)) as client, asyncio.timeout(120):
         with pytest.raises(TlsError, match="has signed"):
             await client.generate(prompt="x", max_tokens=1, resume=resume, resume_timeout=3600)

@@ -39,7 +39,7 @@ def asks(tokens: Path) -> ServerSecurity:
 
 async def ask(address: str, token: str | None) -> str:
     async with AsyncClient(address, token=token) as client:
-        return (await client.generate(prompt="x", max_tokens=1, timeout=20)).text
+        return (await client.generate(prompt="x", max_tokens=1, timeout=120)).text
 
 
 async def test_every_token_of_the_file_and_no_other(serve_with: ServeWith, tokens: Path) -> None:
@@ -58,7 +58,7 @@ async def test_requests_of_different_tokens_share_no_cached_prompts(serve_with: 
     for token in ("alpha-123", "beta-456", "alpha-123"):
         await ask(server.address, token)
     async with AsyncClient(server.address, token="alpha-123") as client:
-        await client.generate(prompt="x", max_tokens=1, timeout=20, cache_salt="shared")
+        await client.generate(prompt="x", max_tokens=1, timeout=120, cache_salt="shared")
     tokens.write_text("alpha-123\n")
     await ask(server.address, "alpha-123")
     first, second, again, named, alone = [request.cache_salt for request in generator.requests]
@@ -70,13 +70,13 @@ async def test_streams_facts_and_plain_clients_bring_it_too(serve_with: ServeWit
     server = await serve_with(asks(tokens))
     async with AsyncClient(server.address, token="alpha-123") as client:
         assert (await client.model_info()).target_model
-        assert [delta async for delta in client.stream(prompt="x", max_tokens=1, timeout=20)][-1].result is not None
+        assert [delta async for delta in client.stream(prompt="x", max_tokens=1, timeout=120)][-1].result is not None
 
     def ask_blocking(token: str | None) -> str:
         with Client(server.address, token=token) as client:
             assert client.model_info().target_model
-            last = list(client.stream(prompt="x", max_tokens=1, timeout=20))[-1]
-            return client.generate(prompt="x", max_tokens=1, timeout=20).text if last.result else ""
+            last = list(client.stream(prompt="x", max_tokens=1, timeout=120))[-1]
+            return client.generate(prompt="x", max_tokens=1, timeout=120).text if last.result else ""
 
     assert await asyncio.to_thread(ask_blocking, "beta-456") == "<0>"
     with pytest.raises(UnauthenticatedError):
@@ -104,7 +104,7 @@ async def test_the_status_says_why_to_any_client(serve_with: ServeWith, tokens: 
     server = await serve_with(asks(tokens))
     async with grpc.aio.insecure_channel(server.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await GenerationServiceStub(channel).GetModelInfo(generation_pb2.GetModelInfoRequest(), timeout=20)
+            await GenerationServiceStub(channel).GetModelInfo(generation_pb2.GetModelInfoRequest(), timeout=120)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
     info = error_details_pb2.ErrorInfo()
     assert rpc_status.from_call(caught.value).details[0].Unpack(info)
@@ -124,7 +124,7 @@ async def test_a_stranger_is_refused_before_its_request_is_read(
     server = await serve_with(asks(tokens), role="target")
     async with grpc.aio.insecure_channel(server.address) as channel:
         ask: Any = channel.stream_stream(f"/outrider.v1.TargetService/{method}")
-        call = ask(never_sent(), timeout=20)
+        call = ask(never_sent(), timeout=120)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -133,7 +133,7 @@ async def test_a_stranger_is_refused_before_its_request_is_read(
 async def test_health_and_reflection_ask_for_none(serve_with: ServeWith, tokens: Path) -> None:
     server = await serve_with(asks(tokens))
     async with grpc.aio.insecure_channel(server.address) as channel:
-        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=120)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
         listing = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
         call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(listing)
