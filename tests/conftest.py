@@ -58,6 +58,14 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """The captured log without what asyncio says of earlier tests' tasks once they are freed."""
+    gc.collect()
+    caplog.clear()
+    return caplog
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The budget of slow tests: how many took longer, the slowest by name, and the time of all tests."""
     seconds: dict[str, float] = defaultdict(float)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from outrider.cli.stack.held_ports import hold_port
 from outrider.transport.security import OPEN_SERVER, ServerSecurity
 from outrider.transport.server import Server, serve_generation
 from tests.support.scripted_generator import ScriptedGenerator
@@ -24,7 +25,9 @@ class Service:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._server: Server = self.run(serve_generation(self.generator, host="127.0.0.1", port=0, security=security))
+        self._server: Server = self.run(
+            serve_generation(self.generator, host="127.0.0.1", port=hold_port(), security=security)
+        )
         self.address = self._server.address
 
     def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:

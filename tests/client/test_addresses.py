@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from outrider import AsyncClient, Client
+from outrider.cli.stack.held_ports import hold_port
 from outrider.client.addresses import DOWN_S, Addresses, parse_addresses
 from outrider.client.attempts import FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_FRUITLESS, Attempts
 from outrider.errors import (
@@ -212,9 +213,7 @@ def test_a_full_queue_refuses_what_was_never_taken_in() -> None:
 
 
 def dead_address() -> str:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{unused.getsockname()[1]}"
+    return f"127.0.0.1:{hold_port()}"
 
 
 def test_the_first_address_that_answers_serves(service: Service) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typer.testing import CliRunner
 
 from outrider import AsyncClient, Client
 from outrider.cli.app import app
+from outrider.cli.stack.held_ports import hold_port
 from outrider.client.attempts import MAX_FRUITLESS
 from outrider.client.resuming import ResumableGeneration, add_statistics
 from outrider.errors import (
@@ -175,9 +175,13 @@ def test_a_server_that_is_not_there_yet_is_waited_for(service: Service, read: Re
 
 def test_an_interruption_that_lasts_is_its_error(service: Service, read: Read) -> None:
     service.generator.error = GONE
-    with pytest.raises(UnavailableError, match="shutting down"):
-        read(service.address, prompt="x", resume_timeout=2.0)
-    assert len(service.generator.requests) > 1
+    for seconds in (1.0, 10.0, 100.0):  # a busy machine may be asked only once in a short time
+        with pytest.raises(UnavailableError, match="shutting down"):
+            read(service.address, prompt="x", resume_timeout=seconds)
+        if len(service.generator.requests) > 1:
+            return
+        service.generator.requests.clear()
+    pytest.fail("it was not asked again")
 
 
 def test_the_callers_timeout_counts(service: Service, read: Read) -> None:
@@ -327,9 +331,7 @@ def in_background(work: Callable[[], None]) -> Iterator[None]:
 
 def test_the_command_line_resumes_at_the_next_address(service: Service) -> None:
     service.generator.failures.append((2, GONE))
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        dead = f"127.0.0.1:{unused.getsockname()[1]}"
+    dead = f"127.0.0.1:{hold_port()}"
     arguments = ["generate", "x", "--max-tokens", "4", "--resume", "--address", f"{dead},{service.address}"]
     outcome = CliRunner().invoke(app, arguments)
     assert (outcome.exit_code, outcome.stdout) == (0, "<0><1><2><3>\n")

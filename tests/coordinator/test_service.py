@@ -216,7 +216,7 @@ async def test_a_draft_killed_halfway_and_back() -> None:
 async def test_a_slow_draft_is_gone_without_and_taken_back() -> None:
     request = ask(acceptance_method=COUPLED, seed=5, max_tokens=400)
     expected = await own_tokens(request)
-    async with stack(draft_timeout_ms=1) as made:
+    async with stack(draft_timeout_ms=100) as made:
         made.draft.faults.hold = True
         stream = made.coordinator.generate_stream(request)
         tokens = [*(await first_delta(stream)).token_ids]

@@ -96,7 +96,7 @@ async def test_a_running_stream_takes_the_draft_back() -> None:
 @WIRE
 async def test_a_slow_draft_is_gone_without_and_taken_back(wire: bool) -> None:
     long = {**GREEDY, "max_tokens": 300}
-    async with run_stack(TARGET, DRAFT, wire=wire, draft_timeout_ms=40) as stack:
+    async with run_stack(TARGET, DRAFT, wire=wire, draft_timeout_ms=1000) as stack:
         expected = await alone(stack, long)
         with gate_of(stack.draft.runner) as draft_gate, gate_of(stack.target.runner) as target_gate:  # type: ignore[union-attr]
             reader = Reader(stack, **long)

@@ -18,7 +18,7 @@ from outrider.process import loading, watchdog
 from outrider.process.hosting import host_service
 from outrider.transport.server import serve_draft
 
-loading.LOADING_FACTOR, watchdog.LOOK_INTERVAL_S = 1.0, 0.05
+loading.LOADING_FACTOR, watchdog.LOOK_INTERVAL_S = 0.01, 0.05
 
 def a_device_that_hangs(progress, on_failure):
     progress.on_files()
@@ -28,7 +28,7 @@ def a_device_that_hangs(progress, on_failure):
 async def listen(pending):
     return await serve_draft(pending, host="127.0.0.1", port=int(sys.argv[1]))
 
-settings = DraftSettings.model_validate({"method": "ngram", "hang_timeout_s": 0.5})
+settings = DraftSettings.model_validate({"method": "ngram", "hang_timeout_s": 50.0})
 asyncio.run(host_service(listen, a_device_that_hangs, settings))
 """
 

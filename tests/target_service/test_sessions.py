@@ -68,16 +68,16 @@ def sampling_states() -> list[SessionSampling]:
 
 
 def test_what_is_derived_from_a_session_is_made_once_and_ends_with_it(driver: Driver) -> None:
-    before = len(sampling_states())
+    before = sampling_states()  # whatever others have left stays as long as this does
     rules = SamplingParams(temperature=0.8, logit_bias=((3, 1.0),), allowed_token_ids=tuple(range(250)))
     for number in range(3):
         driver.run(opened(number, sampling=rules), score_item(number, 2, PROMPT))
         driver.one(score_item(number, 3, [*PROMPT, 7], num_kept_tokens=8))
-        assert len(sampling_states()) == before + number + 1
+        assert len(sampling_states()) == len(before) + number + 1
     driver.run(Release(1, 4))
-    assert len(sampling_states()) == before + 2
+    assert len(sampling_states()) == len(before) + 2
     driver.core.drop_link(driver.link_id)
-    assert len(sampling_states()) == before
+    assert len(sampling_states()) == len(before)
 
 
 def test_release_stops_a_prefill_half_done(driver: Driver, runner: ModelRunner) -> None:

@@ -108,7 +108,7 @@ def test_an_interrupt_is_exit_code_130() -> None:
 
 
 def test_the_end_is_logged_and_what_lasts(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "outrider.telemetry.progress")  # others log meanwhile
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     progress = CountProgress("capturing")
@@ -119,13 +119,13 @@ def test_the_end_is_logged_and_what_lasts(caplog: pytest.LogCaptureFixture, monk
 
 
 def test_bytes_are_told_in_mebibytes(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "outrider.telemetry.progress")  # others log meanwhile
     ByteProgress("loading")(3 << 20, 3 << 20)
     assert caplog.messages == ["loading: 3 of 3 MiB"]
 
 
 def test_a_second_run_is_told_as_well(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "outrider.telemetry.progress")  # others log meanwhile
     progress = CountProgress("capturing")
     for _ in range(2):
         for done in (1, 2):

@@ -6,7 +6,6 @@ import queue
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -93,13 +92,12 @@ def test_a_writer_that_does_not_know_the_token_is_not_trusted() -> None:
             connect(offer)
 
 
-def test_strangers_who_say_nothing_hold_nobody_up(listener: ControlListener) -> None:
+def test_strangers_who_say_nothing_hold_nobody_up(listener: ControlListener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.tensor_plane.control.HANDSHAKE_S", 600.0)
     silent = [socket.create_connection((listener.host, listener.port)) for _ in range(20)]
     offer, connected = expected(listener)
-    begin = time.monotonic()
     connect(offer).close()
     connected.get(timeout=60).close()
-    assert time.monotonic() - begin < 4  # less than a handshake may take
     for stranger in silent:
         stranger.close()
 

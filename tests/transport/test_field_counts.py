@@ -199,10 +199,11 @@ async def test_a_refused_link_message_is_not_kept(serve: Serve, role: str, is_ma
                 async with asyncio.timeout(60):
                     async for _ in attach(flood(), metadata=[VERSION]):
                         pass
-        kept = [found for found in gc.get_objects() if isinstance(found, Unchecked)]
+        async with asyncio.timeout(60):  # the server may end its call after the client
+            while any(isinstance(found, Unchecked) for found in gc.get_objects()):
+                await asyncio.sleep(0.01)
     finally:
         gc.enable()
-    assert not kept
 
 
 async def test_a_service_that_floods_its_coordinator_loses_the_link() -> None:

@@ -44,10 +44,10 @@ async def test_in_process_and_over_grpc_give_equal_deltas(serve: Serve, logprobs
     remote = RemoteGeneration(server.address)
     request = GenerationRequest(prompt="x", max_tokens=4, seed=5, logprobs=logprobs, request_id="r")
     here = [delta async for delta in generator.generate_stream(request)]
-    there = [delta async for delta in remote.stream(request, timeout_s=20)]
+    there = [delta async for delta in remote.stream(request, timeout_s=120)]
     assert there[-1] == Delta("", (), None if logprobs is None else (), here[-1].result)
     assert there[:-1] == [*here[:-1], Delta(here[-1].text, here[-1].token_ids, here[-1].logprobs)]
-    assert await remote.generate(request, timeout_s=20) == here[-1].result
+    assert await remote.generate(request, timeout_s=120) == here[-1].result
     assert await remote.model_info() == INFO
     assert generator.requests == [request] * 3
     await remote.close()
@@ -58,7 +58,7 @@ async def test_each_delta_is_there_before_the_next_is_made(serve: Serve) -> None
     generator.stop_after = 2
     server = await serve("generation", generator)
     remote = RemoteGeneration(server.address)
-    stream = remote.stream(GenerationRequest(prompt="x", max_tokens=5), timeout_s=20)
+    stream = remote.stream(GenerationRequest(prompt="x", max_tokens=5), timeout_s=120)
     assert [(await anext(stream)).token_ids, (await anext(stream)).token_ids] == [(0,), (1,)]
     await stream.aclose()
     await generator.until(num_abandoned=1)
@@ -111,12 +111,14 @@ async def test_a_deadline_reaches_the_generator_and_ends_it(serve: Serve) -> Non
     server = await serve("generation", generator)
     async with grpc.aio.insecure_channel(server.address) as channel:
         await channel.channel_ready()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await GenerationServiceStub(channel).Generate(asked(max_tokens=9), timeout=2.0)
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await generator.until(num_abandoned=1)
-    (deadline,) = generator.deadlines
-    assert deadline is not None and 0 < deadline < 3
+        timeout = 1.0
+        while not generator.deadlines:  # a busy host may not take it in before a short one
+            timeout *= 2
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await GenerationServiceStub(channel).Generate(asked(max_tokens=9), timeout=timeout)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await generator.until(num_abandoned=generator.num_asked)
+    assert all(deadline is not None and deadline < timeout + 1 for deadline in generator.deadlines)
 
 
 async def test_without_a_deadline_there_is_none(serve: Serve) -> None:
@@ -142,15 +144,20 @@ async def test_a_request_that_failed_is_let_go_at_once(serve: Serve, method: str
             call = getattr(GenerationServiceStub(channel), method)(request)
             assert await call.code() is not grpc.StatusCode.OK
             del call
-        frames = [found for found in gc.get_objects() if isinstance(found, FrameType)]
-        held = [
-            frame.f_code.co_qualname
-            for frame in frames
-            if any(value is not request and value == request for value in frame.f_locals.values())
-        ]
+        async with asyncio.timeout(60):  # the server may end its call after the client
+            while _frames_with_copies_of(request):
+                await asyncio.sleep(0.01)
     finally:
         gc.enable()
-    assert held == []
+
+
+def _frames_with_copies_of(request: object) -> list[str]:
+    frames = [found for found in gc.get_objects() if isinstance(found, FrameType)]
+    return [
+        frame.f_code.co_qualname
+        for frame in frames
+        if any(value is not request and value == request for value in frame.f_locals.values())
+    ]
 
 
 async def test_the_message_of_a_long_request_is_let_go_before_its_stream_runs(serve: Serve) -> None:

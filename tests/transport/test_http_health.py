@@ -31,7 +31,7 @@ async def send(port: int, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     try:
-        return await asyncio.wait_for(reader.read(), 20)
+        return await asyncio.wait_for(reader.read(), 120)
     finally:
         writer.close()
 
@@ -67,12 +67,12 @@ async def test_neither_live_nor_ready_when_the_process_has_failed() -> None:
 async def test_live_and_not_ready_while_it_drains() -> None:
     async with serving() as server:
         await server.set_serving(True)
-        draining = asyncio.create_task(server.drain(delay_s=0.5, grace_s=0))
+        draining = asyncio.create_task(server.drain(delay_s=600, grace_s=0))
         async with asyncio.timeout(60):
             while await get(server.health_port, "/readyz") == 200:
                 await asyncio.sleep(0.01)
         assert await states(server) == (200, 503, 200)
-        await draining
+        draining.cancel()
 
 
 async def test_what_is_no_probe_gets_an_answer_or_none_and_harms_nobody() -> None:

@@ -65,7 +65,7 @@ async def test_sessions_wait_once_for_a_draft_that_falls_silent(monkeypatch: pyt
     monkeypatch.setattr(RequestState, "set_draft_timer", noted)
     requests = [ask(acceptance_method=AcceptanceMethod.COUPLED, seed=seed) for seed in range(4)]
     expected = [await own_tokens(request) for request in requests]
-    async with stack(draft_timeout_ms=200) as made:
+    async with stack(draft_timeout_ms=1000) as made:
         made.draft.faults.hold = True
         first = [asyncio.create_task(made.run(request)) for request in requests[:2]]
         assert [(await run).token_ids for run in first] == expected[:2]

@@ -288,7 +288,7 @@ async def test_a_full_target_sends_a_session_to_another_before_it_waits() -> Non
 async def test_a_target_that_refused_is_asked_again_when_the_other_dies() -> None:
     expected = await own_tokens(LONG)
     first, second = target(), target(num_pages=1000)
-    async with fleet(Found(first, second), target_timeout_s=0.5) as made:
+    async with fleet(Found(first, second), target_timeout_s=60) as made:
         await eventually(lambda: made.is_attached(2))
         first.faults.refuse = 1
         stream = made.stream(LONG)
