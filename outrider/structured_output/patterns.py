@@ -63,7 +63,34 @@ def _sequence(atom: str) -> str:
 
 
 _GROUP = rf"\((?:\?:)?{_sequence(_ATOM)}\)"
-REGEXES = rf"^\^?{_sequence(f'(?:{_ATOM}|{_GROUP})')}\$?$"
+_REGEXES = rf"^\^?{_sequence(f'(?:{_ATOM}|{_GROUP})')}\$?$"
 """Pattern of regular expressions that are valid in all dialects: literals, escapes, classes, quantifiers and groups one
 deep.
 """
+
+
+def _reference(*, begins: str, others: str = "") -> str:
+    """Pattern of URI references. ``begins``: their scheme. ``others``: characters beside those of ASCII."""
+    one = rf"(?:[A-Za-z0-9._~!$&'()*+,;=@{others}-]|%[0-9A-Fa-f]{{2}})"
+    later, tail = rf"(?:/(?:{one}|:)*)*", rf"(?:{one}|[:/?])*"
+    path = rf"(?://[A-Za-z0-9.{others}-]+(?::[0-9]{{1,5}})?{later}|/?{one}+{later}|/)?"
+    return rf"^{begins}{path}(?:\?{tail})?(?:#{tail})?$"
+
+
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*:"
+_WIDER = r"\u00a0-\ud7ff"
+_STEPS = r"(?:/(?:[^~/]|~[01])*)*"
+_VARIABLE = r"[A-Za-z0-9_]+(?:\*|:[1-9][0-9]{0,3})?"
+FORMATS = {
+    name: engine_pattern(pattern)
+    for name, pattern in {
+        "regex": _REGEXES,
+        "uri-reference": _reference(begins=f"(?:{_SCHEME})?"),
+        "iri": _reference(begins=_SCHEME, others=_WIDER),
+        "iri-reference": _reference(begins=f"(?:{_SCHEME})?", others=_WIDER),
+        "uri-template": rf"^(?:[A-Za-z0-9._~!$&()*+,;=:/?#@-]|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*$",
+        "json-pointer": f"^{_STEPS}$",
+        "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_STEPS})$",
+    }.items()
+}
+"""Patterns of formats that the engine does not know."""

@@ -1,8 +1,8 @@
 """JSON schemas in the form that the grammar engine takes, and paths of keywords that it does not support.
 
 Formats that JSON Schema does not define are annotations and are left out, as are keywords that refuse nothing. ``not``,
-``dependencies`` and ``unevaluatedProperties`` are rewritten where their meaning can be said otherwise. All that is left
-unsupported is refused, never ignored.
+``oneOf``, dependencies and ``unevaluatedProperties`` are rewritten where their meaning can be said otherwise. All that
+is left unsupported is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from decimal import Decimal
 from typing import Any
 
 from outrider.structured_output.finite_values import without_refused_values
-from outrider.structured_output.patterns import REGEXES, engine_pattern
+from outrider.structured_output.patterns import FORMATS, engine_pattern
+from outrider.structured_output.presence import without_conditions
 from outrider.structured_output.property_names import (
     UNDECLARED,
     with_least_properties,
@@ -34,14 +35,11 @@ _ONE = frozenset(
 )
 _LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
-_FORMATS = frozenset(
-    (
-        *("date-time", "time", "date", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6"),
-        *("uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer"),
-        *("relative-json-pointer", "regex"),
-    )
+_ENGINE_FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 )
-"""Formats of JSON Schema."""
+_NARROWED = {"idn-email": "email", "idn-hostname": "hostname"}
+"""Formats that the engine does not know, and ones of it that accept less."""
 _IN_PLACE = frozenset(
     ("$dynamicRef", "$recursiveRef", "$ref", "allOf", "anyOf", "dependencies", "dependentSchemas", "if", "not", "oneOf")
 )
@@ -115,6 +113,7 @@ def _prepare(schema: Json, depth: int, root: Json) -> Json:
         found = without_name_schema(found, resolved_reference(schema["propertyNames"], root))
     found = without_exclusive_union(found, root) if "oneOf" in found else found
     found = without_refused_values(_without_not(found) if "not" in found else found)
+    found = without_conditions(found)
     return with_undeclared_pattern(with_least_properties(found))
 
 
@@ -135,15 +134,19 @@ def _prepare_value(key: str, value: Json, depth: int, root: Json) -> Json:
 
 
 def _with_kept_format(schema: dict[str, Json]) -> dict[str, Json]:
-    """The schema without a format that JSON Schema does not define, and with the pattern of ``regex``."""
+    """The schema without a format that JSON Schema does not define, and with patterns for those of it that the engine
+    does not know.
+    """
     given = schema.get("format")
-    if not isinstance(given, str) or (given in _FORMATS and given != "regex"):
+    if not isinstance(given, str) or given in _ENGINE_FORMATS:
         return schema
+    if given in _NARROWED:
+        return {**schema, "format": _NARROWED[given]}
     rest = {key: value for key, value in schema.items() if key != "format"}
-    if given != "regex":
+    if given not in FORMATS:
         return rest
     others = rest.get("allOf", [])
-    return {**rest, "allOf": [*others, {"pattern": REGEXES}]} if isinstance(others, list) else schema
+    return {**rest, "allOf": [*others, {"pattern": FORMATS[given]}]} if isinstance(others, list) else schema
 
 
 def _counts_repeated_names(schema: Mapping[str, Json]) -> bool:

@@ -152,14 +152,14 @@ def test_malformed_schemas_are_refused(schema: Any) -> None:
         ({"enum": [1e-7], "not": {"maximum": 3}}, "/not"),
         ({"enum": ["a\nb"], "not": {"maxLength": 1}}, "/not"),
         ({"enum": [dict.fromkeys("abcdef", 1)], "not": {"minProperties": 9}}, "/not/minProperties"),
-        ({"type": "object", "dependencies": {"a": ["b"]}}, "/dependencies"),
         ({"type": "array", "uniqueItems": True}, "/uniqueItems"),
+        ({"type": "object", "dependencies": {f"{n}": ["b"] for n in range(6)}}, "/dependencies"),
+        ({"oneOf": [{"required": [*"abcdef"]}, {"required": [*"ghijkl"]}, {"required": [*"mnopqr"]}]}, "/oneOf"),
+        ({"anyOf": [{"not": {"type": "object", "required": ["a"]}}]}, "/anyOf/0/not"),
         ({"type": "array", "contains": {}, "minContains": 0, "maxContains": 2}, "/contains"),
         ({"if": {"type": "object"}, "else": False}, "/else"),
         ({"$defs": {"x": {}}, "$ref": "#/$defs/x", "unevaluatedProperties": False}, "/unevaluatedProperties"),
         ({"type": "array", "items": [{}], "unevaluatedItems": False}, "/unevaluatedItems"),
-        ({"type": "object", "dependentRequired": {"a": ["b"]}}, "/dependentRequired"),
-        ({"type": "object", "required": ["a"], "dependencies": {"a": {"required": ["b"]}}}, "/dependencies"),
         ({"items": {"additionalProperties": {}, "minProperties": 2}}, "/items/minProperties"),
         ({"type": "object", "required": ["a"], "patternProperties": {"b": {}}, "minProperties": 3}, "/minProperties"),
         (
@@ -186,6 +186,48 @@ def test_an_escape_makes_no_declared_name_an_undeclared_one(text: str) -> None:
     schema = {"type": "object", "properties": {name: {"type": "null"} for name in ("a", "ö", "q/r")}}
     assert not _validator(schema).is_valid(json.loads(text))
     assert matcher("json_schema", schema).follow([*ids(text), EOS]) is Outcome.REFUSED
+
+
+@pytest.mark.parametrize("others", ({}, {"additionalProperties": False}))
+@pytest.mark.parametrize(
+    "condition",
+    (
+        {"oneOf": [{"required": ["a"]}, {"required": ["b"]}, {"required": ["c"]}]},
+        {"oneOf": [{"required": ["a", "b"]}, {"required": ["b", "c"]}]},
+        {"oneOf": [{"required": ["a"]}, {"required": ["a", "b"]}], "not": {"required": ["c"]}},
+        {"not": {"required": ["a", "b"]}},
+        {"dependentRequired": {"a": ["b"], "b": ["a", "c"]}},
+        {"dependencies": {"a": {"properties": {"b": {"minimum": 5}}}, "c": ["b"]}},
+        {"dependentSchemas": {"a": {"properties": {"a": {}}, "additionalProperties": False}}},
+        {"anyOf": [{"not": {"required": ["a"]}}, {"required": ["b"]}]},
+    ),
+)
+def test_conditions_on_names_are_judged_as_by_a_validator(condition: Any, others: Any) -> None:
+    schema = {"properties": {name: {"type": "integer"} for name in "abc"}, **condition, **others}
+    found, validator = matcher("json_schema", schema), _validator(schema)
+    names = [[name for place, name in enumerate("abc") if number >> place & 1] for number in range(8)]
+    for value in (*(dict.fromkeys(some, 1) for some in names), {"a": 1, "b": 7}, 5):
+        assert (found.follow([*ids(json.dumps(value)), EOS]) is Outcome.ENDED) is validator.is_valid(value), value
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted", "refused"),
+    (
+        ("uri-reference", ("", "/a/b?c#d", "http://a.b:80/c", "../x", "a:b"), ("a b", "%2", "a#b#c")),
+        ("iri", ("http://é.x/ü", "a:b"), ("é", "a b:c")),
+        ("iri-reference", ("é?x",), (" ",)),
+        ("uri-template", ("http://x/{id}{?q,r*}",), ("{", "{}")),
+        ("json-pointer", ("", '/a~1b/~0é"'), ("a", "/~2")),
+        ("relative-json-pointer", ("0", "1#", "2/a"), ("01", "-1")),
+        ("idn-email", ("a@b.co",), ("a",)),
+        ("idn-hostname", ("a.b",), ("a b",)),
+    ),
+)
+def test_formats_that_the_engine_does_not_know(name: str, accepted: tuple[str, ...], refused: tuple[str, ...]) -> None:
+    found = matcher("json_schema", {"type": "string", "format": name})
+    for text in (*accepted, *refused):
+        written = json.dumps(text, ensure_ascii=False)
+        assert (found.follow([*ids(written), EOS]) is Outcome.ENDED) is (text in accepted), text
 
 
 def test_branches_with_a_discriminator_require_it() -> None:
