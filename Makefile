@@ -59,7 +59,14 @@ release:  ## dist/: wheels, sdist, chart package; images where Docker is
 # Files in their order, by folder: the last ones are short, so no worker is left with a long file at the end.
 PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: install  ## the first tier of the tests; TESTS=tests/cli for a part of it
+# In a fresh clone one process compiles what tests import: each worker would do it for itself, at the same time.
+COMPILED := .pytest_cache/compiled
+
+$(COMPILED): $(INSTALLED)
+	-$(BIN)/python -m pytest --collect-only -q tests > /dev/null
+	@mkdir -p $(@D) && touch $@
+
+test: install $(COMPILED)  ## the first tier of the tests; TESTS=tests/cli for a part of it
 	$(PYTEST) -m "not slow and not integration" $(TESTS)
 
 test-integration: TEST_WORKERS := $(INTEGRATION_WORKERS)
