@@ -88,7 +88,7 @@ async def test_one_seed_gives_equal_tokens_with_any_draft_of_any_length(
 ) -> None:
     draft = unrelated if kind == "unrelated" else models.draft(kind)
     async with stack_of(models, draft) as stack:
-        for draft_length in range(9):
+        for draft_length in (0, 1, 2, 5, 8):
             results = await outputs(stack, [draft_length])
             assert [result.token_ids for result in results] == alone, f"K = {draft_length}"
             num_drafted = sum(result.speculation.num_draft_tokens for result in results)

@@ -189,13 +189,12 @@ class Stale:
         return old if old is not None and chance.random() < 0.5 else verdicts
 
 
-@RULES
 @MODES
 @pytest.mark.parametrize("fault", [lost, forged, Stale()], ids=["lost", "forged", "stale"])
 async def test_verdicts_that_go_wrong_change_no_token(
-    rule: dict[str, Any], draft_ahead: str, fault: Fault, monkeypatch: pytest.MonkeyPatch
+    draft_ahead: str, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, chance = await expected_of(rule), random.Random(3)
+    expected, chance = await expected_of(COUPLED), random.Random(3)
 
     def sent(scores: Any) -> Verdicts | None:
         honest = verdicts_on(scores)
@@ -203,14 +202,13 @@ async def test_verdicts_that_go_wrong_change_no_token(
 
     monkeypatch.setattr(receiving, "verdicts_on", sent)
     async with run_stack(TARGET, TARGET, wire=True, draft_ahead=draft_ahead, **PATIENT) as stack:
-        await check_played(stack, rule, expected)
+        await check_played(stack, COUPLED, expected)
 
 
-@RULES
 @MODES
-async def test_ends_of_requests_are_where_the_target_alone_ends(draft_ahead: str, rule: dict[str, Any]) -> None:
+async def test_ends_of_requests_are_where_the_target_alone_ends(draft_ahead: str) -> None:
     """Stop texts, stop tokens, several choices, few tokens: what was begun beyond them goes with the session."""
-    plain = (await expected_of(rule))[0]
+    plain = (await expected_of(COUPLED))[0]
     async with run_stack(TARGET, None, wire=True) as stack:
         ends: list[dict[str, Any]] = [
             {"stop": [plain.text[5:7]]},
@@ -221,7 +219,7 @@ async def test_ends_of_requests_are_where_the_target_alone_ends(draft_ahead: str
             {"frequency_penalty": 0.9, "repetition_penalty": 1.3},
             {"logit_bias": {plain.token_ids[2]: -5.0}},
         ]
-        base = {key: value for key, value in requests(rule)[0].items() if key not in ("ignore_eos", "max_tokens")}
+        base = {key: value for key, value in requests(COUPLED)[0].items() if key not in ("ignore_eos", "max_tokens")}
         asked = [{**base, "max_tokens": 40, **end} for end in ends]
         expected = [await stack.generate(**request) for request in asked]
     async with run_stack(TARGET, TARGET, wire=True, draft_ahead=draft_ahead, **PATIENT) as stack:

@@ -66,7 +66,7 @@ async def found_after(play: Callable[[Stack], Awaitable[None]], *, wire: bool) -
         await play(stack)  # what is made only once has been made
         await all_free(stack)
         with counted_garbage() as found:
-            for _ in range(4):
+            for _ in range(2):
                 await play(stack)
             await all_free(stack)
         return found

@@ -133,10 +133,15 @@ async def play_many(method: DraftMethod, folders: Path, plane: str, *samplings: 
     return [(one.token_ids, one.speculation.num_accepted_tokens) for one in results]
 
 
-@pytest.mark.parametrize(
-    ("plane", "samplings"), [("shared_memory", TOKENS), ("gloo", ({"temperature": 1.0},))], ids=("tokens", "sparse")
-)
-@pytest.mark.parametrize("method", HEADS)
+SPARSE: tuple[dict[str, Any], ...] = ({"temperature": 1.0},)
+CASES = [
+    *((method, "shared_memory", TOKENS) for method in HEADS),
+    *((method, "gloo", SPARSE) for method in (DraftMethod.EAGLE3, DraftMethod.DFLASH)),
+]
+"""Token by token and block by block, heads send and take states of sampled steps in one way."""
+
+
+@pytest.mark.parametrize(("method", "plane", "samplings"), CASES)
 def test_steps_of_many_sessions_go_as_columns(
     method: DraftMethod,
     plane: str,

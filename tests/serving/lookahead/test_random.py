@@ -15,7 +15,7 @@ from tests.serving.lookahead.coordinating import KINDS, Coordinator, core_of
 from tests.serving.lookahead.device import CountingExecutor, Drawing, Runner
 
 Core = EngineCore[Any, Any, Any, Any]
-NUM_ROUNDS, ROUNDS_OF_A_KIND = 600, 30
+NUM_ROUNDS, ROUNDS_OF_A_KIND = 360, 30
 NUM_PAGES = 24
 """Pages, too few for all sessions."""
 

@@ -21,7 +21,7 @@ from tests.serving.lookahead.device import CountingExecutor, Drawing, Runner
 from tests.serving.lookahead.test_random import Spans
 from tests.support.equality import one_by_one
 
-NUM_ROUNDS, ROUNDS_OF_A_KIND = 280, 20
+NUM_ROUNDS, ROUNDS_OF_A_KIND = 140, 20
 KINDS = (CALM, Kind(is_odd=True), CALM, Kind(), CALM, CALM, Kind(has_drafts=True, is_odd=True))
 
 
