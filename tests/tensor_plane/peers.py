@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import multiprocessing as mp
 import os
+import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,9 +28,16 @@ from outrider.tensor_plane.reader import PlaneReaders
 from outrider.tensor_plane.writer import PlaneWriters
 
 CPU = torch.device("cpu")
-LIMITS = PlaneLimits(ring_bytes=8 << 20)
+# Times of a busy host, on which a peer may not run for seconds.
+LIMITS = PlaneLimits(ring_bytes=8 << 20, transfer_s=30.0, opening_s=120.0, silence_s=30.0, unread_s=120.0)
 OPENING_S = 240.0
 """Processes of a busy host take their time."""
+
+_FOLDER = "TESTS_SHARED_FILES"
+if _FOLDER not in os.environ:  # what this process and those that it starts share; files of other tests come and go
+    os.environ[_FOLDER] = tempfile.mkdtemp(prefix="shared-files-", dir=shared_file.FOLDER)
+    atexit.register(shutil.rmtree, os.environ[_FOLDER], ignore_errors=True)
+shared_file.FOLDER = Path(os.environ[_FOLDER])
 
 _context = mp.get_context("forkserver")
 _context.set_forkserver_preload([__name__])
@@ -113,6 +123,6 @@ def impatient(**changes: Any) -> PlaneLimits:
 
 
 def holdings() -> tuple[int, int, int]:
-    """Descriptors and threads of this process, and files of ours in shared memory."""
+    """Descriptors and threads of this process, and files in shared memory of it and those that it started."""
     files = list(shared_file.FOLDER.glob("outrider-*"))
     return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), len(files)
