@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from outrider.cli.stack.held_ports import hold_port
+from outrider.cli.stack.held_ports import HeldPort
 from outrider.transport.security import OPEN_SERVER, ServerSecurity
 from outrider.transport.server import Server, serve_generation
 from tests.support.scripted_generator import ScriptedGenerator
@@ -25,9 +25,9 @@ class Service:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._server: Server = self.run(
-            serve_generation(self.generator, host="127.0.0.1", port=hold_port(), security=security)
-        )
+        self._port = HeldPort()
+        serving = serve_generation(self.generator, host="127.0.0.1", port=self._port.number, security=security)
+        self._server: Server = self.run(serving)
         self.address = self._server.address
 
     def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -50,11 +50,11 @@ class Service:
 
     def start_again(self) -> None:
         """Start again at the same address."""
-        port = int(self.address.rpartition(":")[2])
-        self._server = self.run(serve_generation(self.generator, host="127.0.0.1", port=port))
+        self._server = self.run(serve_generation(self.generator, host="127.0.0.1", port=self._port.number))
 
     def close(self) -> None:
         self.stop()
+        self._port.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -31,7 +31,7 @@ class Served:
             "3",
             "-v",
             "--set",
-            "coordinator.drain_delay_s=1",
+            "coordinator.drain_delay_s=10",  # for the questions of a test on a busy machine
             "--set",
             "coordinator.draft_length=fixed",  # a test pair need not be worth drafting for
         )

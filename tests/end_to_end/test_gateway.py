@@ -39,8 +39,9 @@ class Served:
         self.http_port, self.metrics_port, self.tokens = hold_port(), hold_port(), tokens
         flags = ("--draft-model", str(model), "-k", "3", "--served-model-name", "tiny", "--api-key", "the-key")
         fixed = ("--set", "coordinator.draft_length=fixed", "--set", "target.num_pages=600")
+        patient = ("--set", "gateway.resume_timeout_s=240")  # a coordinator takes its time to start again
         metrics = ("--set", f"coordinator.metrics_port={self.metrics_port}")
-        self.command = Command(str(model), *flags, *fixed, *metrics, http_port=self.http_port)
+        self.command = Command(str(model), *flags, *fixed, *patient, *metrics, http_port=self.http_port)
         self.address = self.command.address()
 
     @property

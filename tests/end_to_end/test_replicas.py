@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from outrider import AsyncClient
+from outrider.cli.stack.held_ports import hold_port
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
 from outrider.generation import GenerationResult
 from outrider.process.discovery import RemoteReplicas
@@ -60,7 +61,7 @@ async def running(*, versions: tuple[Path, Path] = (MODEL, MODEL)) -> AsyncItera
             made.targets.append(target)
             made.drafts.append(draft)
             made.servers[target] = await serve_target(target, host="127.0.0.1", port=0)
-            made.servers[draft] = await serve_draft(draft, host="127.0.0.1", port=0)
+            made.servers[draft] = await serve_draft(draft, host="127.0.0.1", port=hold_port())
             for service in (target, draft):
                 cleanup.push_async_callback(service.close)
                 cleanup.push_async_callback(made.servers[service].stop)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider import AsyncClient
+from outrider.cli.stack.held_ports import HeldPort
 from outrider.client.requests import build_request
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
 from outrider.generation import Delta, GenerationResult
@@ -116,14 +117,17 @@ def _load_draft(draft: Path | str | None, settings: dict[str, Any]) -> DraftServ
 
 
 async def _serve_services(stack: Stack, cleanup: contextlib.AsyncExitStack) -> tuple[Target, Draft | None]:
+    # Held for a server that is away and comes again.
+    target_port = cleanup.enter_context(contextlib.closing(HeldPort())).number
     stack.target_server = await serve_target(
-        stack.target, host="127.0.0.1", port=0, admit_channel=stack.target.admit_channel
+        stack.target, host="127.0.0.1", port=target_port, admit_channel=stack.target.admit_channel
     )
     cleanup.push_async_callback(_stop, stack, "target_server")
     stack.addresses["target"] = stack.target_server.address
     if stack.draft is None:
         return RemoteTarget(stack.addresses["target"]), None
-    stack.draft_server = await serve_draft(stack.draft, host="127.0.0.1", port=0)
+    draft_port = cleanup.enter_context(contextlib.closing(HeldPort())).number
+    stack.draft_server = await serve_draft(stack.draft, host="127.0.0.1", port=draft_port)
     cleanup.push_async_callback(_stop, stack, "draft_server")
     stack.addresses["draft"] = stack.draft_server.address
     return RemoteTarget(stack.addresses["target"]), RemoteDraft(stack.addresses["draft"])

@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
+from outrider.cli.stack.held_ports import HeldPort
 from outrider.process.hosting import PendingService
 from outrider.transport.server import serve_draft, serve_target
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
@@ -52,7 +53,8 @@ async def toy_process(
     role: str, *, port: int = 0, load_s: float = 0.0, is_awaited: bool = True
 ) -> AsyncIterator[ToyProcess]:
     """A process of its own; killed at the end. It serves already, unless ``is_awaited`` is False."""
-    command = [sys.executable, "-m", "tests.support.toy_process", role, str(port), str(load_s)]
+    held = HeldPort()
+    command = [sys.executable, "-m", "tests.support.toy_process", role, str(port or held.number), str(load_s)]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -66,6 +68,7 @@ async def toy_process(
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGKILL)
         await process.wait()
+        held.close()
 
 
 def _say(line: str) -> None:
