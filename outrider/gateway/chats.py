@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.client.grammars import KINDS, build_grammar
 from outrider.errors import InvalidRequestError
@@ -59,6 +59,7 @@ def plan_chat(
         grammar_after=form.format.reasoning_end(prompt.end),
         needs_special_tokens=tokenizer is not None and form.format.needs_special_tokens(tokenizer.is_special),
     )
+    form = replace(form, has_grammar=grammar is not None)
     return ChatGeneration(prompt, make_choices(asked, [prompt], wanted, caller), form, grammar, caller.request_id)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from outrider.errors import InvalidRequestError
-from outrider.structured_output.embedding import to_lark
+from outrider.structured_output.embedding import EMBEDDED_LARK, to_lark
 from outrider.structured_output.free_text import FreeText
 from outrider.structured_output.matcher import Matcher, engine_problem
 from outrider.structured_output.patterns import engine_pattern
@@ -54,8 +54,10 @@ _MOST_SHARING = 8
 _UNSUPPORTED = re.compile(r"Unimplemented keys: (\[.*\])")
 _FAILED = re.compile(r"failed to compile JSON schema: (.*?)(?:\s\d+ \| .*)?$", re.DOTALL)
 """Prefix of a message about a part of the grammar."""
-_OF_GRAMMAR = re.compile(r"^at \d+\(\d+\): (?:invalid regex .*? \(in regex\): )?|\s\d+ \| start: .*$", re.DOTALL)
-"""Places in the grammar that a regular expression is translated into."""
+_OF_GRAMMAR = re.compile(r"^at \d+\(\d+\): (?:invalid regex .*? \(in regex\): )?|\n +\d+ \| .*$", re.DOTALL)
+"""Places in a grammar that a request did not have: regular expressions and choices are translated into one, and an
+answer's is a part of one of reasoning and calls.
+"""
 _MATCHES_NOTHING = "NoExtensionBias"
 _NESTED = "recursion limit exceeded"
 _MESSAGE_CHARACTERS = 300
@@ -253,7 +255,7 @@ def _problem(grammar: Grammar, message: str) -> str:
         return f"{_path_of(grammar, ['oneOf'])} is not supported where its branches may overlap; anyOf is"
     failed = _FAILED.search(message)
     found_reason = message if failed is None else failed.group(1)
-    if grammar.kind in (GrammarKind.REGEX, GrammarKind.CHOICE):
+    if grammar.kind in (GrammarKind.REGEX, GrammarKind.CHOICE) or EMBEDDED_LARK in grammar.text:
         found_reason = _OF_GRAMMAR.sub("", found_reason)
     reason = " ".join(found_reason.split())
     if _NESTED in reason:

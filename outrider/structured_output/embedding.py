@@ -12,6 +12,9 @@ from outrider.structured_output.patterns import engine_pattern
 from outrider.structured_output.schemas import embedded_schema, parse_schema
 from outrider.types import GrammarKind
 
+EMBEDDED_LARK = "%lark {\n"
+"""Prefix of a grammar in another."""
+
 
 def embedded_grammar(kind: GrammarKind, value: Any) -> str:  # noqa: ANN401 - JSON
     """A grammar as a part of another; ``ValueError`` says what it is instead of one. ``value``: a schema or its JSON
@@ -25,7 +28,7 @@ def embedded_grammar(kind: GrammarKind, value: Any) -> str:  # noqa: ANN401 - JS
         lark = to_lark(kind, value if isinstance(value, str) else json.dumps(list(value)))
     except Exception as error:  # of any type, by what is wrong
         raise ValueError(" ".join(str(error).split())) from error
-    return f"%lark {{\n{lark}\n}}"
+    return f"{EMBEDDED_LARK}{lark}\n}}"
 
 
 def to_lark(kind: GrammarKind, text: str) -> str:

@@ -107,6 +107,7 @@ def test_other_grammars(kind: str, text: Any, valid: list[str], invalid: list[st
         ("regex", "(", "regex", "unclosed group"),
         ("regex", "(?=a)b", "regex", "look-ahead"),
         ("lark", "start: x", "grammar", "unknown name"),
+        ("lark", 'start: "a" x\nx: %lark {\nstart: /(/\n}', "grammar", "regex parse error: ( ^ error: unclosed group"),
         ("lark", "nothing", "grammar", "::="),
         ("regex", r"[^\s\S]", "regex", "matches no text"),
         ("json_schema", {"$ref": "#"}, "json_schema", "matches no text"),

@@ -37,11 +37,12 @@ class MessageForm:
     includes_reasoning: bool = True
     max_calls: int | None = None
     """Calls past these are dropped."""
+    has_grammar: bool = False
 
     def make_parser(self) -> OutputParser | None:
         """A parser for one output; None if nothing is parsed."""
         if self.enforced_call is None:
-            return self.format.make_parser(self.tools, self.prompt_end)
+            return self.format.make_parser(self.tools, self.prompt_end, has_grammar=self.has_grammar)
         return self.format.enforced_parser(self.enforced_call, self.prompt_end)
 
     def make_call_id(self) -> str:

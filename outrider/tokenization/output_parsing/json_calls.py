@@ -63,7 +63,9 @@ class JsonValue:
 
 
 class ArgumentsReader:
-    """Passes on the JSON text of a call's arguments; a text that contains JSON is unwrapped, null is no arguments."""
+    """Passes on the JSON text of a call's arguments; a text that contains an object is unwrapped, null is no
+    arguments.
+    """
 
     def __init__(self) -> None:
         self._value = JsonValue()
@@ -96,7 +98,9 @@ class ArgumentsReader:
             value = json.loads(held)
         except ValueError:
             return held
-        return "{}" if value is None else value if isinstance(value, str) else held
+        if value is None:
+            return "{}"
+        return value if isinstance(value, str) and value.lstrip().startswith("{") else held
 
 
 class CallReader:

@@ -121,7 +121,7 @@ def _parse(call: str) -> tuple[str | None, str]:
         if tree.args or len(set(names.values())) < len(tree.keywords):
             return None, ""
         values = {names[keyword.arg or ""]: _literal(keyword.value) for keyword in tree.keywords}
-        return name.group(), json.dumps(values, ensure_ascii=False)
+        return name.group(), json.dumps(values, ensure_ascii=False, allow_nan=False)
     except (KeyError, ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return None, ""
 

@@ -7,17 +7,20 @@ from collections.abc import Iterator
 from outrider.tokenization.output_parsing.events import Content, Event, OutputParser, Reasoning, split_at
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+_CALL = "<tool_call>"
 
 
 class ThinkParser:
     """Splits off the reasoning and passes the rest on to another parser.
 
     ``prompt_end``: end of the prompt, which may open the reasoning or close an empty one. Otherwise the text itself
-    says whether it begins with reasoning; ``is_assumed``: it does, also where ``<think>`` is left out.
+    says whether it begins with reasoning; ``is_assumed``: it does, also where ``<think>`` is left out. ``calls``: what
+    follows ``<tool_call>`` in a call, which ends the reasoning too; empty if none does.
     """
 
-    def __init__(self, inner: OutputParser, prompt_end: str, *, is_assumed: bool) -> None:
-        self._inner, self._is_assumed = inner, is_assumed
+    def __init__(self, inner: OutputParser, prompt_end: str, *, is_assumed: bool, calls: tuple[str, ...] = ()) -> None:
+        self._inner, self._is_assumed, self._calls = inner, is_assumed, calls
+        self._endings = (THINK_CLOSE, _CALL) if calls else (THINK_CLOSE,)
         prompt_end = prompt_end.rstrip()
         self._is_reasoning: bool | None = None
         """None: not known yet."""
@@ -50,11 +53,18 @@ class ThinkParser:
             text = begun[len(THINK_OPEN) :] if opens else text
             if self._is_reasoning is None:
                 self._is_reasoning = opens or self._is_assumed
-        if self._is_reasoning:
-            reasoning, closing, text = split_at(text, (THINK_CLOSE,), is_final=is_final)
+        while self._is_reasoning:
+            reasoning, ending, text = split_at(text, self._endings, is_final=is_final)
+            if ending == _CALL:
+                following = text.lstrip()
+                is_call = following.startswith(self._calls)
+                if not is_call and (is_final or not any(begin.startswith(following) for begin in self._calls)):
+                    yield Reasoning(reasoning + _CALL)  # the marker is spoken of
+                    continue
+                ending, text = _CALL if is_call else "", _CALL + text
             if reasoning:
                 yield Reasoning(reasoning)
-            if not closing:
+            if not ending:
                 self._held = text
                 return
             self._is_reasoning = False

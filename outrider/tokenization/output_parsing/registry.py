@@ -38,6 +38,8 @@ _OF_TOOLS = {
     "llama3_json": ('"parameters"', "ipython"),
 }
 """Texts that a template of a format contains, all of them; the first format that fits is the template's."""
+_IN_TAGS = {"hermes": ("{",), "qwen3_coder": ("<function=",)}
+"""Beginnings of calls after ``<tool_call>``."""
 _OF_REASONING = {"openai": ("<|channel|>", "<|start|>"), "qwen3": ("</think>",)}
 
 
@@ -82,15 +84,18 @@ class OutputFormat:
         is_open = not prompt_end.rstrip().endswith((THINK_OPEN, THINK_CLOSE))
         return self.reasoning_parser == _HARMONY or (self.reasoning_parser == "qwen3" and is_open)
 
-    def make_parser(self, tools: object, prompt_end: str) -> OutputParser | None:
-        """A parser for one output; None if nothing is parsed. ``tools``: those of the request, as JSON."""
+    def make_parser(self, tools: object, prompt_end: str, *, has_grammar: bool = False) -> OutputParser | None:
+        """A parser for one output; None if nothing is parsed. ``tools``: those of the request, as JSON. A call ends the
+        reasoning that it is in, unless the output ``has_grammar``, which begins after ``</think>``.
+        """
         if self.tool_call_parser is None and self.reasoning_parser is None:
             return None
         if self.has_channels:
             return TrimmingParser(HarmonyParser())
         found = self._make_tool_parser(parameters_of(tools))
         if self.reasoning_parser is not None:
-            found = ThinkParser(found, prompt_end, is_assumed=self.reasoning_parser == "deepseek_r1")
+            calls = () if has_grammar else _IN_TAGS.get(self.tool_call_parser or "", ())
+            found = ThinkParser(found, prompt_end, is_assumed=self.reasoning_parser == "deepseek_r1", calls=calls)
         return TrimmingParser(found)
 
     def enforced_parser(self, name: str, prompt_end: str) -> OutputParser:

@@ -17,6 +17,15 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "null": (type(None),),
 }
+_PYTHON_NAMES = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "dict": "object",
+    "list": "array",
+}
+"""Types by names that JSON Schema does not have, and that tools are described by all the same."""
 
 
 def parameters_of(tools: object) -> dict[str, Mapping[str, Any]]:
@@ -57,6 +66,7 @@ def typed_value(text: str, schema: object) -> Any:  # noqa: ANN401 - JSON
         return None
     try:
         value = json.loads(stripped)
+        json.dumps(value, allow_nan=False)
     except ValueError:
         return text
     if isinstance(value, float) and value.is_integer() and types <= {"integer", "null"}:
@@ -70,7 +80,7 @@ def types_of(schema: object) -> set[str]:
         return set()
     given = schema.get("type")
     listed = given if isinstance(given, list | tuple) else [given]
-    found = {kind for kind in listed if isinstance(kind, str)}
+    found = {_PYTHON_NAMES.get(kind, kind) for kind in listed if isinstance(kind, str)}
     for branch in branches_of(schema):
         found |= types_of(branch)
     if not found and isinstance(schema.get("enum"), list):

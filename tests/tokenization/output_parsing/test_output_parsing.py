@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider.tokenization.output_parsing import Content, OutputFormat, ParsedOutput, choose_format, parse_output
+from outrider.tokenization.output_parsing.schema_types import typed_value
 from tests.tokenization.output_parsing.recorded import CASES, TOOLS, Case, of
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -157,3 +158,25 @@ def test_tags_that_are_special_tokens_are_asked_for() -> None:
 def test_an_enforced_list_that_is_none_ends_too(text: str, names: list[str], content: str) -> None:
     found = parse_output(of("hermes").enforced_parser("", ""), text)
     assert ([call.name for call in found.calls], found.content) == (names, content)
+
+
+def test_a_call_does_not_end_the_reasoning_where_a_grammar_follows_it() -> None:
+    text = '<think>So <tool_call>{"name": "now", "arguments": {}}</tool_call></think>Yes.'
+    parser = of("hermes", "qwen3").make_parser(TOOLS, "", has_grammar=True)
+    assert parser is not None
+    found = parse_output(parser, text)
+    assert (found.calls, found.content) == ([], "Yes.") and "<tool_call>" in found.reasoning
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    (
+        ("3.5", "float", 3.5),
+        ("3", "str", "3"),
+        ("1e999", "number", "1e999"),
+        ("NaN", "number", "NaN"),
+        ("[1]", "list", [1]),
+    ),
+)
+def test_values_by_other_names_of_types_and_no_json(text: str, kind: str, value: object) -> None:
+    assert typed_value(text, {"type": kind}) == value
