@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from outrider_draft.proposers.head_executor import HeadExecutor
 from outrider_target.executor import TargetExecutor
 from tests.draft_service.test_state_heads import medusa
 from tests.end_to_end.test_every_proposer import WRITE
-from tests.end_to_end.waiting import all_free, eventually
+from tests.end_to_end.waiting import DEADLINE_S, all_free, eventually
 from tests.support.eagle3 import build_eagle3
 from tests.support.pair_heads import build_mimo
 from tests.support.stack import Stack, run_stack
@@ -38,22 +40,30 @@ def reports(stack: Stack) -> list[str]:
     return [str(report.kind) for report in stack.coordinator.services.peers.planes.reports()]
 
 
-async def play(method: str, draft: Path, plane: str, *, wire: bool) -> tuple[list[Any], dict[str, int]]:
-    """Results of users, and bytes by kind of plane."""
-    async with run_stack(
+def stack_of(method: str, draft: Path, plane: str, *, wire: bool) -> AbstractAsyncContextManager[Stack]:
+    return run_stack(
         TARGET, draft, wire=wire,
         draft_timeout_ms=60_000,
         draft_settings={"method": method, "target_model": str(TARGET), "max_batched_tokens": 24},
         target_settings={"max_batched_tokens": 32, "page_size": 4, "tensor_plane": plane},
-    ) as stack:  # fmt: skip
+    )  # fmt: skip
+
+
+async def results_of(stack: Stack) -> tuple[list[Any], dict[str, int]]:
+    """Results of users, and bytes by kind of plane."""
+    options = [{"max_tokens": 24, "ignore_eos": True, **one} for one in SCENARIO]
+    results = await asyncio.gather(*(stack.generate(**one) for one in options))
+    await all_free(stack)
+    planes: Any = stack.target.planes
+    return [(one.token_ids, one.speculation.num_accepted_tokens) for one in results], dict(planes.sent_bytes)
+
+
+async def play(method: str, draft: Path, plane: str, *, wire: bool) -> tuple[list[Any], dict[str, int]]:
+    """Results of users over a plane that is open."""
+    async with stack_of(method, draft, plane, wire=wire) as stack:
         if plane not in {"inline", "cuda_ipc"}:
             await eventually(lambda: reports(stack) == [plane], "the plane is open")
-        options = [{"max_tokens": 24, "ignore_eos": True, **one} for one in SCENARIO]
-        results = await asyncio.gather(*(stack.generate(**one) for one in options))
-        await all_free(stack)
-        planes: Any = stack.target.planes
-        sent = dict(planes.sent_bytes)
-    return [(one.token_ids, one.speculation.num_accepted_tokens) for one in results], sent
+        return await results_of(stack)
 
 
 @pytest.mark.parametrize("method", ["eagle3", "medusa"])
@@ -86,6 +96,32 @@ def test_a_plane_that_cannot_be_is_told_and_states_go_inline(tmp_path: Path) -> 
     found, sent = asyncio.run(play("eagle3", build_eagle3(tmp_path), "cuda_ipc", wire=False))
     assert found == inline
     assert sent["inline"] > sent["cuda_ipc"] == 0
+
+
+@pytest.mark.parametrize("opening", ["reader.open_reader", "negotiation.open_writer"])
+async def test_a_handshake_that_hangs_keeps_no_request_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opening: str
+) -> None:
+    """States go inline as long as an end of their plane hangs."""
+    inline, _ = await play("eagle3", build_eagle3(tmp_path), "inline", wire=False)
+    hangs, is_over = threading.Event(), threading.Event()
+
+    def hang(*_: Any, **__: Any) -> None:
+        hangs.set()
+        is_over.wait()
+        raise ConnectionError("the peer is gone")
+
+    monkeypatch.setattr(f"outrider.tensor_plane.{opening}", hang)
+    try:
+        async with stack_of("eagle3", tmp_path, "gloo", wire=True) as stack:
+            await eventually(hangs.is_set, "a handshake")
+            async with asyncio.timeout(DEADLINE_S):
+                found, sent = await results_of(stack)
+            is_over.set()  # before the services wait for their threads
+    finally:
+        is_over.set()
+    assert found == inline
+    assert sent["inline"] > sent["gloo"] == 0
 
 
 def counting_steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
