@@ -176,7 +176,7 @@ class Faults:
             gates = {
                 role: held.enter_context(gate_of(service.runner))
                 for role, service in (("target", self.stack.target), ("draft", self.stack.draft))
-                if service is not None
+                if service is not None and service.runner is not None  # a head has none
             }
             while not self.is_over:
                 await asyncio.sleep(self.chance.choice((0.0, 0.1, 0.5)))
@@ -184,7 +184,8 @@ class Faults:
 
     async def _one(self, gates: dict[str, Gate]) -> None:
         path = [*["delay"] * 6, "cut", "stall", "black hole"]
-        kills = [f"{each} of {role}" for each in ("outage", "links", "hang") for role in ("draft", "target")]
+        kills = [f"{each} of {role}" for each in ("outage", "links") for role in ("draft", "target")]
+        kills += [f"hang of {role}" for role in ("draft", "target") if role in gates]
         kind = self.chance.choice([*path, *(kills if self.kills else [])])
         name, _, service = kind.partition(" of ")
         held_s = self.chance.choice((0.01, 0.05, 0.2))

@@ -26,14 +26,16 @@ from tests.end_to_end.test_draft_ahead import steps
 from tests.end_to_end.waiting import DEADLINE_S
 from tests.support.coordinator_stats import stats_of
 from tests.support.draft_loops import LoopedRunner
+from tests.support.eagle3 import build_eagle3
 from tests.support.small_models import PROMPT, VOCAB_SIZE, build_small_models
 from tests.support.stack import Stack, run_stack
 from tests.support.statistics import cells, chi_square_p, joint_law
 
 NUM_PROMPTS, LONGEST, NUM_REQUESTS = 12, 90, 16
 FEW_PAGES: dict[str, Any] = {"page_size": 4, "num_pages": 110}
-SEEDS = (4, 6, 38, 58)
-"""The first faults of a service that they draw are a hang, lost links and outages."""
+SEEDS = (4, 6, 38, 58, 23)
+"""The first faults of a service that four of them draw are a hang, lost links and outages; the last drafts by a head.
+"""
 NUM_DRAWS, LEAST_P, CAUGHT_P = 400, 1e-6, 1e-12
 Rule = dict[str, Any]
 
@@ -51,6 +53,12 @@ def near(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 weight.add_(torch.randn(weight.shape, generator=chance), alpha=0.12 * float(weight.std()))
         save_file(weights, path, metadata={"format": "pt"})
     return folder
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft that reads hidden states."""
+    return build_eagle3(tmp_path_factory.mktemp("head"), max_position_embeddings=1024)
 
 
 def request(rule: Rule, prompt: int, max_tokens: int) -> dict[str, Any]:
@@ -118,6 +126,8 @@ class Plan:
     is_wrong: bool
     """True: messages of the channel are changed."""
     kills: bool
+    reads_states: bool
+    """True: the draft is a head."""
 
 
 def drawn(seed: int) -> Plan:
@@ -131,10 +141,11 @@ def drawn(seed: int) -> Plan:
         draft_length=chance.choice((2, 4, 6)),
         is_wrong=chance.random() < 0.8,
         kills=chance.random() < 0.5,
+        reads_states=chance.random() < 0.3,
     )
 
 
-async def play_plan(plan: Plan, seed: int, near: Path, patch: pytest.MonkeyPatch) -> Faults:
+async def play_plan(plan: Plan, seed: int, near: Path, head: Path, patch: pytest.MonkeyPatch) -> Faults:
     """One stack until its requests have ended and a fault has happened, of a service where the plan has these."""
     if plan.mode == "auto":
         patch.setattr(order, "TOKENS_OF_WINDOW", 4)
@@ -142,6 +153,7 @@ async def play_plan(plan: Plan, seed: int, near: Path, patch: pytest.MonkeyPatch
     if plan.is_looped:
         patch.setattr(runner, "ModelRunner", LoopedRunner)
     pages = FEW_PAGES if plan.has_few_pages else {}
+    method = {"method": "eagle3", "target_model": str(TARGET)} if plan.reads_states else {}
     settings: dict[str, Any] = {
         "draft_ahead": plan.mode,
         "channels_between_hosts": True,
@@ -149,11 +161,12 @@ async def play_plan(plan: Plan, seed: int, near: Path, patch: pytest.MonkeyPatch
         "target_timeout_s": 60,
         "num_speculative_tokens": plan.draft_length,
         "target_settings": pages,
-        "draft_settings": pages,
+        "draft_settings": {**pages, **method},
     }
     Messages(random.Random(seed + 1), is_wrong=plan.is_wrong).install(patch)
     expected = await expected_of(plan.rule)
-    async with through_a_proxy(patch) as proxy, run_stack(TARGET, near, wire=True, **settings) as stack:
+    draft = head if plan.reads_states else near
+    async with through_a_proxy(patch) as proxy, run_stack(TARGET, draft, wire=True, **settings) as stack:
         await introduced(stack)
         faults = Faults(stack, proxy, random.Random(seed + 2), kills=plan.kills)
         happening = asyncio.ensure_future(faults.play())
@@ -176,14 +189,17 @@ async def play_plan(plan: Plan, seed: int, near: Path, patch: pytest.MonkeyPatch
 def test_seeds_draw_every_kind_of_plan() -> None:
     plans = [drawn(seed) for seed in SEEDS]
     assert {plan.mode for plan in plans} == {"verdict", "chain", "auto"}
-    for kinds in zip(*[(plan.rule == GREEDY, plan.is_looped, plan.has_few_pages) for plan in plans], strict=True):
+    drawn_kinds = [(plan.rule == GREEDY, plan.is_looped, plan.has_few_pages, plan.reads_states) for plan in plans]
+    for kinds in zip(*drawn_kinds, strict=True):
         assert set(kinds) == {False, True}
     assert all(plan.is_wrong and plan.kills for plan in plans)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_random_faults_change_no_token(seed: int, near: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = await play_plan(drawn(seed), seed, near, monkeypatch)
+async def test_random_faults_change_no_token(
+    seed: int, near: Path, head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = await play_plan(drawn(seed), seed, near, head, monkeypatch)
     assert faults.of_services
 
 
