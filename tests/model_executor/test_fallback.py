@@ -48,11 +48,15 @@ def cases(names: list[str]) -> list[Any]:
     return [pytest.param(one, marks=[] if one in QUICK else [pytest.mark.integration]) for one in names]
 
 
-@pytest.mark.parametrize("name", cases([*SERVED, "gemma4_text", *(name for name in FALLBACK_CONFIGS if "-" in name)]))
+NATIVE = ("gemma4_text", "gpt_oss")
+"""Native families that share keys between layers or have learned sinks."""
+
+
+@pytest.mark.parametrize("name", cases([*SERVED, *NATIVE, *(name for name in FALLBACK_CONFIGS if "-" in name)]))
 def test_ragged_forwards_give_the_reference_logits(name: str) -> None:
     """Chunks, scoring, rollback and other texts beside, over scattered pages; the estimate has the same cache."""
     folder = build_fallback(name)
-    forced: dict[str, Any] = {"model_impl": "transformers"} if name == "gemma4_text" else {}
+    forced: dict[str, Any] = {"model_impl": "transformers"} if name in NATIVE else {}
     runner = poisoned_runner(folder, page_size=3, scattered=True, **forced)
     assert runner.config.is_fallback
     first, second = (open_scripted(runner, folder, 60) for _ in range(2))

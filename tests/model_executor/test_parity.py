@@ -137,7 +137,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma3": ("gemma3_text", {**GEMMA, "final_logit_softcapping": 3.0}),
-    "gemma3-text-part": ("gemma3", {**GEMMA, "query_pre_attn_scalar": 16}),
+    "gemma3-text-part": ("gemma3", {**GEMMA, "query_pre_attn_scalar": 16, "final_logit_softcapping": 3.0}),
     "gemma2": (
         "gemma2",
         {

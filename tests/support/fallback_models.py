@@ -18,21 +18,30 @@ GEMMA4: dict[str, Any] = {
 GEMMA4_EXPERTS: dict[str, Any] = {
     **GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24,
 }  # fmt: skip
-_LATENT = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "kv_lora_rank": 8, "q_lora_rank": 8}
+_LATENT = {
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "kv_lora_rank": 8, "q_lora_rank": 8, "head_dim": 4,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+_LATENT_EXPERTS = {
+    **_LATENT, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
 FALLBACK_CONFIGS: dict[str, dict[str, Any]] = {
     "bloom": {"n_layer": 2, "n_head": 4},
     "cohere-norms": {"use_qk_norm": True},
     "cohere2": {"sliding_window": 6},
-    "deepseek_v2": _LATENT,
-    "deepseek_v3": {**_LATENT, "head_dim": 4, "num_key_value_heads": 4, "first_k_dense_replace": 2},
+    "deepseek_v2": _LATENT_EXPERTS,
+    "deepseek_v3": _LATENT_EXPERTS,
     "exaone4": {"sliding_window": 6, "sliding_window_pattern": 2},
     "falcon": {"head_dim": ...},
     "gemma4": GEMMA4_EXPERTS,
     "gemma4_text": GEMMA4_EXPERTS,
+    "glm4_moe_lite": _LATENT_EXPERTS,
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "minicpm3": {**_LATENT, "head_dim": ...},
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "ministral": _SLIDING,
     "opt": {"word_embed_proj_dim": 32, "ffn_dim": 48},

@@ -71,7 +71,9 @@ class _Module:
             raise ModelError(_NO_INTERFACE)
         probe = self._run_probe()
         if sorted(probe.specs) != list(range(num_layers)):
-            raise ModelError(f"{len(probe.specs)} of its {num_layers} layers have our attention")
+            raise ModelError(
+                f"it attends in {len(probe.specs)} layers, and config.json has {num_layers} for its decoder"
+            )
         self._check_windows([probe.specs[layer] for layer in range(num_layers)], probe.window)
         sources = probe.sources()
         cached = sorted(set(sources))

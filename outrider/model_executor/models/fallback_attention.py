@@ -22,7 +22,7 @@ from outrider.model_executor.layers.contract import AttentionInputs
 
 NAME = "outrider_paged"
 HOLDER = "outrider_current"
-_REFUSED = ("s_aux", "sinks", "position_bias", "attn_bias", "block_table", "indices")
+_REFUSED = ("sinks", "position_bias", "attn_bias", "block_table", "indices")
 """Arguments of attention functions that change the result and that ours does not know."""
 
 
@@ -38,12 +38,15 @@ class AttentionProbe:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
     ) -> torch.Tensor:
         """Record the layer, and let the token see itself: [1, 1, H, D]."""
-        refused = [name for name in _REFUSED if options.get(name) is not None]
-        if refused or key.shape[-1] != value.shape[-1]:
-            raise ModelError(f"attention with {', '.join(refused) or 'values of another size than keys'}")
+        if refused := [name for name in _REFUSED if options.get(name) is not None]:
+            raise ModelError(f"attention with {', '.join(refused)} is not supported")
+        sinks = options.get("s_aux")
+        if sinks is not None and sinks.shape != query.shape[1:2]:
+            raise ModelError(f"{query.shape[1]} heads have {tuple(sinks.shape)} learned sinks")
         if layer in self.specs:
             raise ModelError(f"layer {layer} attends twice")
-        self.specs[layer] = KVCacheSpec(key.shape[1], key.shape[3], options.get("sliding_window"))
+        head_dim = max(key.shape[3], value.shape[3])
+        self.specs[layer] = KVCacheSpec(key.shape[1], head_dim, options.get("sliding_window"))
         self.keys[layer] = key
         return value.transpose(1, 2).repeat_interleave(query.shape[1] // key.shape[1], 2)
 
@@ -71,15 +74,26 @@ class Paged:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
     ) -> torch.Tensor:
-        """Store the tokens' keys and values unless a layer before has, and attend: [1, T, H, D]."""
+        """Store the tokens' keys and values unless a layer before has, and attend: [1, T, H, D of values]. Where keys
+        and values differ in size, as with latent attention, zeros fill up the smaller ones.
+        """
         place = self.places[layer]
         kv, inputs = self.kv_cache.layer(place), self.inputs[place]
-        queries, keys, values = (part[0].transpose(0, 1) for part in (query, key, value))
+        queries, keys, values = (_filled(part[0].transpose(0, 1), kv.shape[-1]) for part in (query, key, value))
         if place not in self.places[:layer]:
             store_heads(kv, inputs.slots, keys, values)
-        return paged_attention(
-            queries.contiguous(), kv, inputs.plan, scale=options.get("scaling"), softcap=options.get("softcap")
-        )[None]
+        scale = options.get("scaling") or query.shape[-1] ** -0.5
+        sinks: torch.Tensor | None = options.get("s_aux")
+        found = paged_attention(
+            queries.contiguous(), kv, inputs.plan, scale=scale, softcap=options.get("softcap"),
+            sink_logits=None if sinks is None else sinks.float(),
+        )  # fmt: skip
+        return found[None, ..., : value.shape[-1]]
+
+
+def _filled(heads: torch.Tensor, size: int) -> torch.Tensor:
+    """Heads [T, H, D] as [T, H, size], with zeros behind."""
+    return heads if heads.shape[-1] == size else torch.nn.functional.pad(heads, (0, size - heads.shape[-1]))
 
 
 @dataclass(slots=True)

@@ -121,6 +121,12 @@ def _gemma3(fields: Fields) -> FamilyTraits:
     )  # fmt: skip
 
 
+def _gemma3_part(fields: Fields) -> FamilyTraits:
+    """Text part of a Gemma 3 with images, whose logits transformers does not cap."""
+    traits = _gemma3(fields)
+    return replace(traits, variant=replace(traits.variant, logits_softcap=None))
+
+
 def _qwen3_moe(fields: Fields) -> FamilyTraits:
     bias = _attention_bias(fields)
     return FamilyTraits(
@@ -453,7 +459,7 @@ FAMILIES = _by_architecture(
         ModelFamily(
             "Gemma3ForConditionalGeneration",
             "gemma3",
-            _gemma3,
+            _gemma3_part,
             has_layer_ropes=True,
             is_text_part=True,
             text_types=("gemma3_text",),

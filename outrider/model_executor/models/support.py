@@ -99,19 +99,21 @@ FAMILIES = (
 )
 
 _INTERFACE = "its attention does not go through transformers' attention interface"
-_VALUES = "attention with values of another size than keys"
 FALLBACKS = (
     FallbackSupport("afmoe", "Arcee Trinity, with experts"),
     FallbackSupport("apertus", "Apertus"),
     FallbackSupport("arcee", "Arcee AFM 4.5B"),
     FallbackSupport("cohere", "Command R"),
     FallbackSupport("cohere2", "Command R7B and A"),
+    FallbackSupport("deepseek_v2", "DeepSeek V2"),
+    FallbackSupport("deepseek_v3", "DeepSeek V3 and R1"),
     FallbackSupport("ernie4_5", "ERNIE 4.5 0.3B"),
     FallbackSupport("ernie4_5_moe", "ERNIE 4.5, with experts"),
     FallbackSupport("exaone4", "EXAONE 4"),
     FallbackSupport("exaone_moe", "K-EXAONE, with experts"),
     FallbackSupport("flex_olmo", "FlexOlmo, with experts"),
     FallbackSupport("gemma", "Gemma 1"),
+    FallbackSupport("glm4_moe_lite", "GLM-4.7 Flash"),
     FallbackSupport("gpt2", "GPT-2"),
     FallbackSupport("gpt_bigcode", "StarCoder"),
     FallbackSupport("gpt_neox", "GPT-NeoX and Pythia"),
@@ -120,6 +122,7 @@ FALLBACKS = (
     FallbackSupport("hunyuan_v1_dense", "Hunyuan, dense"),
     FallbackSupport("jetmoe", "JetMoE 8B"),
     FallbackSupport("minimax_m2", "MiniMax M2"),
+    FallbackSupport("minicpm3", "MiniCPM3"),
     FallbackSupport("ministral", "Ministral 8B"),
     FallbackSupport("ministral3", "Ministral 3"),
     FallbackSupport("nanochat", "nanochat"),
@@ -135,16 +138,14 @@ FALLBACKS = (
     FallbackSupport("stablelm", "StableLM 2"),
     FallbackSupport("starcoder2", "StarCoder 2"),
     FallbackSupport("vaultgemma", "VaultGemma"),
+    FallbackSupport("bart", "BART", "it attends in 12 layers, and config.json has 2 for its decoder"),
     FallbackSupport("bloom", "BLOOM", _INTERFACE),
-    FallbackSupport("deepseek_v2", "DeepSeek V2", _VALUES),
-    FallbackSupport("deepseek_v3", "DeepSeek V3 and R1", _VALUES),
     FallbackSupport("diffllama", "DiffLlama", "layer 0 attends twice"),
     FallbackSupport("doge", "Doge", "it has attention masks of its own"),
     FallbackSupport("falcon", "Falcon", _INTERFACE),
     FallbackSupport("gptj", "GPT-J", _INTERFACE),
     FallbackSupport("lfm2", "LFM2", "layers of type conv are not supported"),
     FallbackSupport("mamba", "Mamba", "layers of type linear_attention are not supported"),
-    FallbackSupport("minicpm3", "MiniCPM3", _VALUES),
     FallbackSupport("mpt", "MPT", _INTERFACE),
     FallbackSupport("rwkv", "RWKV 4", _INTERFACE),
 )
