@@ -75,17 +75,21 @@ def alone(model: Model, requests: Sequence[dict[str, Any]]) -> Tokens:
 
 
 async def together(
-    stack: Stack, requests: Sequence[dict[str, Any]], faults: Sequence[tuple[float, Callable[[], Awaitable[None]]]] = ()
+    stack: Stack,
+    requests: Sequence[dict[str, Any]],
+    faults: Sequence[tuple[float, Callable[[], Awaitable[None]]]] = (),
+    *,
+    drafts: bool = True,
 ) -> tuple[Tokens, int]:
-    """All requests at once with draft lengths from 1 to 8, and the number of accepted drafts. Each fault comes when
-    that share of all tokens has arrived.
+    """All requests at once with draft lengths from 1 to 8, or without drafts, and the number of accepted drafts. Each
+    fault comes when that share of all tokens has arrived.
     """
     waiting, num_received, num_accepted = list(faults), 0, 0
 
     async def stream(index: int, request: dict[str, Any]) -> tuple[int, ...]:
         nonlocal num_received, num_accepted
         token_ids: list[int] = []
-        async for delta in stack.stream(**request, num_speculative_tokens=1 + index % 8):
+        async for delta in stack.stream(**request, num_speculative_tokens=1 + index % 8 if drafts else 0):
             token_ids += delta.token_ids
             num_received += len(delta.token_ids)
             if delta.result is not None:
@@ -154,16 +158,20 @@ async def _play(model: Model, *, num_prompts: int, num_coupled: int) -> None:
         assert found == expected, "with another draft, and services lost"
 
 
-async def play_shared(model: Model, *, num_prompts: int) -> None:
+async def play_shared(model: Model, *, num_prompts: int, num_coupled: int) -> None:
     """Serve a model by two processes over gloo, with itself as its draft, in small pools."""
     prompts = make_prompts(num_prompts)
+    requests = requests_of(prompts, num_coupled)
     small = {**PAGES, **model.settings, "num_pages": 60}
     shared = {**small, "device": "cpu", "tensor_parallel_size": 2}
     async with run_stack(
         model.folder, model.folder, wire=False, target_settings=shared, draft_settings=small, draft_timeout_ms=60_000
     ) as stack:
         assert (await stack.target.describe()).tensor_parallel_size == 2
-        found, num_accepted = await together(stack, requests_of(prompts, 0))
-        check_greedy(model.reference, prompts, found)
-        assert num_accepted > MAX_TOKENS * num_prompts // 3, num_accepted
+        expected, _ = await together(stack, requests, drafts=False)
+        check_greedy(model.reference, prompts, expected)
+        found, num_accepted = await together(stack, requests)
+        assert found == expected, "with the model as its own draft"
+        assert num_accepted > MAX_TOKENS * len(requests) // 3, num_accepted
+        assert value(stack.target, "outrider_sessions_preempted_total") > 0
         await all_free(stack)

@@ -44,4 +44,4 @@ async def test_some_prompts_are_those_of_transformers_in_every_way_of_serving(na
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHARED)
 async def test_prompts_are_those_of_transformers_where_two_processes_share_a_target(name: str, tmp_path: Path) -> None:
-    await play_shared(CASES[name](tmp_path), num_prompts=40)
+    await play_shared(CASES[name](tmp_path), num_prompts=40, num_coupled=8)

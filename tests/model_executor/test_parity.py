@@ -192,6 +192,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                     "rope_theta": 500.0,
                     "factor": 4.0,
                     "original_max_position_embeddings": 64,
+                    "truncate": False,
                 },
             },
         },

@@ -345,7 +345,8 @@ def _read_ropes(fields: dict[str, Any], types: tuple[str, ...], family: ModelFam
     parameters: dict[str, Any] = dict(fields["rope_parameters"] or {})
     if not types:
         return (_read_rope(fields, parameters, family),)
-    found = {name: _read_rope(fields, dict(parameters[name] or {}), family) for name in set(types)}
+    shared = {"truncate": parameters.get("truncate", True)}  # where transformers reads it, for all types
+    found = {name: _read_rope(fields, {**(parameters[name] or {}), **shared}, family) for name in set(types)}
     return tuple(found[name] for name in types)
 
 
