@@ -25,6 +25,8 @@ from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
 
 MAX_TOKENS = 8
+SMALL_POOL = 60
+"""Pages of a pool that all requests together do not fit into."""
 PAGES = {"page_size": 4, "max_batched_tokens": CHUNK}
 TIE = 2e-5
 """Difference of two logits in float32 below which either token is right."""
@@ -112,6 +114,18 @@ def check_greedy(reference: Reference, prompts: Sequence[list[int]], tokens: Tok
         assert (logits.amax(1) - given).max() <= TIE, (prompt, found, logits.argmax(1).tolist())
 
 
+async def play_outgrowing(stack: Stack, model: Model, prompts: Sequence[list[int]]) -> None:
+    """Begin short prompts together that outgrow a small pool together, so that some are preempted."""
+    count, page = 8, PAGES["page_size"]
+    max_tokens = 3 * SMALL_POOL * page // (2 * count)
+    short = [prompt[:page] for prompt in prompts[:count]]
+    common = {"max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
+    found, _ = await together(stack, [{**common, "prompt_token_ids": prompt} for prompt in short])
+    assert {len(token_ids) for token_ids in found} == {max_tokens}
+    check_greedy(model.reference, short, found)
+    assert value(stack.target, "outrider_sessions_preempted_total") > 0
+
+
 async def play(model: Model, *, num_prompts: int, num_coupled: int) -> None:
     """Play a model in the type of its files: in float32, which services have on a CPU, a sum in another order would
     round an input of a product in FP8 otherwise.
@@ -127,7 +141,7 @@ async def _play(model: Model, *, num_prompts: int, num_coupled: int) -> None:
     expected = alone(model, requests)
     check_greedy(model.reference, prompts, expected)
     limits: dict[str, Any] = {"draft_timeout_ms": 60_000}
-    small = {**PAGES, **model.settings, "num_pages": 60}
+    small = {**PAGES, **model.settings, "num_pages": SMALL_POOL}
     async with run_stack(
         model.folder, model.folder, wire=False, target_settings=small, draft_settings=small, **limits
     ) as stack:
@@ -138,7 +152,7 @@ async def _play(model: Model, *, num_prompts: int, num_coupled: int) -> None:
             again, _ = await together(stack, requests[-4:])
             assert again == expected[-4:], "with prefixes of the cache"
         assert value(stack.target, "outrider_prefix_cache_hits_total") > 0
-        assert value(stack.target, "outrider_sessions_preempted_total") > 0
+        await play_outgrowing(stack, model, prompts)
         await all_free(stack)
     settings = {**PAGES, **model.settings, "prefix_caching": False}
     other = cached_tiny_model("llama", seed=9)
@@ -162,7 +176,7 @@ async def play_shared(model: Model, *, num_prompts: int, num_coupled: int) -> No
     """Serve a model by two processes over gloo, with itself as its draft, in small pools."""
     prompts = make_prompts(num_prompts)
     requests = requests_of(prompts, num_coupled)
-    small = {**PAGES, **model.settings, "num_pages": 60}
+    small = {**PAGES, **model.settings, "num_pages": SMALL_POOL}
     shared = {**small, "device": "cpu", "tensor_parallel_size": 2}
     async with run_stack(
         model.folder, model.folder, wire=False, target_settings=shared, draft_settings=small, draft_timeout_ms=60_000
@@ -173,5 +187,5 @@ async def play_shared(model: Model, *, num_prompts: int, num_coupled: int) -> No
         found, num_accepted = await together(stack, requests)
         assert found == expected, "with the model as its own draft"
         assert num_accepted > MAX_TOKENS * len(requests) // 3, num_accepted
-        assert value(stack.target, "outrider_sessions_preempted_total") > 0
+        await play_outgrowing(stack, model, prompts)
         await all_free(stack)
