@@ -127,7 +127,7 @@ async def test_a_path_that_swallows_everything_holds_no_step_for_long(
 ) -> None:
     """The keepalive of the channel ends it, long before scores that wait for proposals are given up."""
     expected = await expected_of(GREEDY)
-    monkeypatch.setattr(channel_streams, "PATH_KEEPALIVE", keepalive(100, 200))
+    monkeypatch.setattr(channel_streams, "PATH_KEEPALIVE", keepalive(200, 2_000))
     monkeypatch.setattr("outrider_target.service.ProposalReceiver", partial(ProposalReceiver, patience_s=600.0))
     async with behind_proxy(monkeypatch, draft_ahead) as (stack, proxy):
         before = num_direct(stack)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 30.0
 _MIB = 1 << 20
 
 Metrics = dict[str, float]

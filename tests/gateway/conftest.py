@@ -83,7 +83,7 @@ class Gateway:
 
 def wait_until(condition: Any, what: str) -> None:
     """Return as soon as the condition holds; an error that names it when the deadline is past."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < deadline, f"did not come about: {what}"
         time.sleep(0.005)

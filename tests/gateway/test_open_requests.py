@@ -43,7 +43,7 @@ def test_more_bytes_than_may_be_read_are_refused_and_small_requests_are_not(smal
     assert asked(small_gateway, 150_000).status == 200  # alone
     with socket.create_connection(address_of(small_gateway)) as half:
         half.sendall(_HEAD.format(150_000).encode() + b" " * 140_000)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while (refused := asked(small_gateway, 100_000)).status == 200:
             assert time.monotonic() < deadline
         assert refused.status == 429
@@ -51,7 +51,7 @@ def test_more_bytes_than_may_be_read_are_refused_and_small_requests_are_not(smal
         assert refused.json["error"]["type"] == "RateLimitError"
         assert "max_open_request_bytes" in refused.json["error"]["message"]
         assert asked(small_gateway, 1000).status == 200
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while asked(small_gateway, 150_000).status != 200:
         assert time.monotonic() < deadline
 
@@ -98,7 +98,7 @@ def test_nothing_is_held_of_what_its_prompt_was_made_of(
         try:
             connection.request("POST", path, content, JSON)
             service.until_asked()
-            deadline = time.monotonic() + 60  # the thread that made the prompt may be the last to let go
+            deadline = time.monotonic() + 240  # the thread that made the prompt may be the last to let go
             while tracemalloc.get_traced_memory()[0] > LARGE / 2:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)

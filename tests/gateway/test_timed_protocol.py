@@ -83,7 +83,8 @@ async def test_headers_without_an_end_are_refused(port: int, begun: bytes, more:
     writer.close()
 
 
-async def test_long_headers_and_bodies_in_pieces_are_read(port: int) -> None:
+async def test_long_headers_and_bodies_in_pieces_are_read(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.gateway.timed_protocol.REQUEST_TIMEOUT_S", 60.0)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST / HTTP/1.1\r\nX: " + b"a" * (MAX_HEADER_BYTES // 2) + b"\r\nContent-Length: 50000\r\n\r\n")
     for _ in range(5):

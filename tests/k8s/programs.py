@@ -186,7 +186,7 @@ def says_serving(address: str, service: str) -> bool:
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             request = health_pb2.HealthCheckRequest(service=service)
-            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=5, wait_for_ready=False)
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=60, wait_for_ready=False)
         except grpc.RpcError:
             return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
@@ -200,7 +200,7 @@ def _answers(url: str) -> bool:
     ]
     opener: Callable[..., object] = urllib.request.build_opener(*handlers).open
     try:
-        opener(url, timeout=5)
+        opener(url, timeout=60)
     except (urllib.error.URLError, OSError):
         return False
     return True

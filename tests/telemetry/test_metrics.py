@@ -191,7 +191,7 @@ def test_an_idle_process_says_nothing() -> None:
 
 
 async def test_the_beat_logs_one_line_an_interval(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "outrider.telemetry.stats_logger")  # others log meanwhile
     numbers = iter(range(1, 1000))
     logging_task = asyncio.create_task(
         log_stats(0.001, lambda: coordinator_readings(next(numbers), with_draft=True), coordinator_fields)

@@ -89,7 +89,7 @@ def health_of(port: int, name: str) -> str:
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(service=name), timeout=2, wait_for_ready=True
+                health_pb2.HealthCheckRequest(service=name), timeout=20, wait_for_ready=True
             )
         except grpc.RpcError:
             return ""

@@ -20,11 +20,11 @@ async def test_it_rings_once() -> None:
 async def test_the_last_time_counts() -> None:
     alarm, rung = DeadlineTimer(), list[str]()
     alarm.set(0.001, lambda: rung.append("too early"))
-    alarm.set(0.02, lambda: rung.append("later"))
     began = asyncio.get_running_loop().time()
+    alarm.set(0.02, lambda: rung.append("later"))
     await eventually(lambda: bool(rung))
     assert rung == ["later"]
-    assert asyncio.get_running_loop().time() - began >= 0.02
+    assert asyncio.get_running_loop().time() - began >= 0.0199  # timers may ring a resolution of the clock too early
 
 
 async def test_an_earlier_time_is_kept_too() -> None:

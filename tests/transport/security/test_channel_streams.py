@@ -204,7 +204,7 @@ class Channel:
 async def test_a_path_that_swallows_everything_ends_the_channel(
     serve_with: ServeWith, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_streams, "PATH_KEEPALIVE", keepalive(100, 200))
+    monkeypatch.setattr(channel_streams, "PATH_KEEPALIVE", keepalive(200, 2_000))
     channel = Channel(partial(call_target, ClientSecurity()))
     server = await serve_with(ServerSecurity(), role="target", admit_channel=channel.receiver.admit)
     async with TcpProxy(int(server.address.rpartition(":")[2])).running() as proxy:
