@@ -112,14 +112,13 @@ async def test_a_handshake_that_hangs_keeps_no_request_waiting(
         raise ConnectionError("the peer is gone")
 
     monkeypatch.setattr(f"outrider.tensor_plane.{opening}", hang)
-    try:
-        async with stack_of("eagle3", tmp_path, "gloo", wire=True) as stack:
-            await eventually(hangs.is_set, "a handshake")
+    async with stack_of("eagle3", tmp_path, "gloo", wire=True) as stack:
+        await eventually(hangs.is_set, "a handshake")
+        try:
             async with asyncio.timeout(DEADLINE_S):
                 found, sent = await results_of(stack)
+        finally:
             is_over.set()  # before the services wait for their threads
-    finally:
-        is_over.set()
     assert found == inline
     assert sent["inline"] > sent["gloo"] == 0
 
