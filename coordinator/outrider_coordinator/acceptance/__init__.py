@@ -3,9 +3,8 @@
 Owns exactness. Independent of sessions, links and text.
 """
 
-from outrider_coordinator.acceptance.evidence import is_sound_proposal
+from outrider_coordinator.acceptance.evidence import Verdict, is_sound_proposal
 from outrider_coordinator.acceptance.rules import JudgeRules, judge_one, judging_rule
-from outrider_coordinator.acceptance.verdict import Verdict
 
 __all__ = [
     "JudgeRules",

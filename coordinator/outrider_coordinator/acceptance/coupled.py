@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.types import TokenScores
-from outrider_coordinator.acceptance.verdict import Verdict
+from outrider_coordinator.acceptance.evidence import Verdict
 
 
 def judge_coupled(draft_token_ids: Sequence[int], scores: TokenScores) -> Verdict:

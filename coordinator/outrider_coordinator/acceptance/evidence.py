@@ -1,4 +1,4 @@
-"""Checks of received proposals with their evidence, and of scores.
+"""Checks of received proposals with their evidence, and of scores; the verdict that judging them gives.
 
 Bad evidence discards the proposal (K = 0 for the step, and a counter). Bad scores are a protocol error of the target.
 Neither can produce a wrong token.
@@ -19,12 +19,21 @@ from outrider.types import (
     TokenScores,
     TypicalScores,
 )
+from outrider.values import step_value
 from outrider_coordinator.acceptance.vectorized import (
     TARGET_SUM_TOLERANCE,
     SupportRows,
     are_near_1,
     are_sound,
 )
+
+
+@step_value(frozen=True, slots=True)
+class Verdict:
+    """Number of accepted draft tokens, and the token after them."""
+
+    num_accepted: int
+    next_token_id: int
 
 
 def is_sound_proposal(

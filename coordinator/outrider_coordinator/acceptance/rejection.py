@@ -13,7 +13,7 @@ import numpy as np
 
 from outrider.types import SparseEvidence, SparseScores
 from outrider_coordinator.acceptance.draws import coin, draw
-from outrider_coordinator.acceptance.verdict import Verdict
+from outrider_coordinator.acceptance.evidence import Verdict
 
 
 def judge_rejection(

@@ -17,10 +17,9 @@ from outrider.types import (
 )
 from outrider_coordinator.acceptance.block_verification import judge_block
 from outrider_coordinator.acceptance.coupled import judge_coupled
-from outrider_coordinator.acceptance.evidence import check_scores
+from outrider_coordinator.acceptance.evidence import Verdict, check_scores
 from outrider_coordinator.acceptance.rejection import judge_rejection
 from outrider_coordinator.acceptance.typical import judge_typical
-from outrider_coordinator.acceptance.verdict import Verdict
 
 
 def judging_rule(method: AcceptanceMethod, *, temperature: float) -> JudgingRule:

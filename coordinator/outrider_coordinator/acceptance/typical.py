@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from outrider.types import TypicalScores
-from outrider_coordinator.acceptance.verdict import Verdict
+from outrider_coordinator.acceptance.evidence import Verdict
 
 
 def judge_typical(scores: TypicalScores, *, threshold: float, alpha: float) -> Verdict:

@@ -23,7 +23,6 @@ from outrider.ports import (
 )
 from outrider.telemetry.logs import records_about
 from outrider_coordinator.requests.action_carrier import ActionCarrier, Lifecycle
-from outrider_coordinator.requests.answer_batch import in_batch
 from outrider_coordinator.requests.batch_driver import BatchDriver
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.message_allowance import MessageAllowance
@@ -31,6 +30,7 @@ from outrider_coordinator.requests.output_scheduler import OutputScheduler
 from outrider_coordinator.requests.request_log import log_bug, log_trouble
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.requests.taken_answers import in_batch
 from outrider_coordinator.routing.peers import Peers
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session.target_events import is_stale_loss

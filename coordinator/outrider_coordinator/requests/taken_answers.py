@@ -1,4 +1,4 @@
-"""Taken answers: answers of many sessions whose commands have been sent; the rest of the step is still to be done."""
+"""Answers of many sessions as arrays, and those whose commands have been sent: the rest of the step is to be done."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.batched import AnswerBatch, ExtendBatch
-from outrider.ports import ItemTiming, Proposal, Scores
+from outrider.errors import ProtocolError
+from outrider.item_batch import batch_of_answers
+from outrider.ports import EventBatch, ItemTiming, Proposal, Scores
 from outrider.types import TokenLogprob
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
@@ -19,6 +21,23 @@ from outrider_coordinator.session.prepared import Prepared, Taken
 from outrider_coordinator.session.state import reason_of
 from outrider_coordinator.session.table import Ints
 from outrider_coordinator.stats.request_timings import NANOSECONDS
+
+
+def in_batch(batch: EventBatch[Any]) -> EventBatch[Any]:
+    """The message with its single answers, which services of the same process may give, as arrays after those that it
+    has. They stay events where the parts of one do not fit each other:
+    each session says what is wrong.
+    """
+    answers = [one for one in batch.timed() if isinstance(one[0], Proposal | Scores)]
+    if not answers:
+        return batch
+    timings = [timing for _, timing in answers if timing is not None]
+    try:
+        made = batch_of_answers([event for event, _ in answers], timings if len(timings) == len(answers) else ())
+    except (ProtocolError, OverflowError):  # a negative token id does not fit a column
+        return batch
+    others = [one for one in batch.timed() if not isinstance(one[0], Proposal | Scores)]
+    return EventBatch.of(others, batch.report, (*batch.batched, *made))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A model on one GPU, then shared by two: tokens and logits of both, written to a file.
 
-Run as a module by ``test_two_gpus.py``: a process is part of one group in its life, so each way takes a process.
+Run as a module by ``test_gpu_path.py``: a process is part of one group in its life, so each way takes a process.
 """
 
 from __future__ import annotations

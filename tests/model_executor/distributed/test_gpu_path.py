@@ -1,7 +1,7 @@
 """Steps queued ahead and draft loops of a model that two ranks share: the answers are those of one process.
 
 On a CPU Triton interprets the kernels and ranks sum by gloo; on GPUs graphs are captured and ranks sum by NCCL or
-symmetric memory.
+symmetric memory. Whole models on two GPUs say what they say on one, whichever way they sum.
 """
 
 from __future__ import annotations
@@ -82,3 +82,15 @@ def test_all_ranks_end_when_one_is_lost_at_a_queued_step(lost: str, device: str)
     assert process.returncode == (-signal.SIGKILL if lost == "0" else 1), process.stderr
     if lost == "1":
         assert "rank 1 of 2 was killed by SIGKILL; the service ends with it" in process.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs")
+@pytest.mark.parametrize("flags", [("one_shot", "captured"), ("captured",), ("one_shot",)])
+def test_greedy_tokens_are_those_of_one_gpu(flags: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "said.pt"
+    command = [sys.executable, "-W", "ignore", "-m", "tests.model_executor.distributed.on_two_gpus", str(path), *flags]
+    subprocess.run(command, cwd=ROOT, check=True)
+    (alone, expected), (shared, logits) = torch.load(path)
+    assert shared == alone
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
