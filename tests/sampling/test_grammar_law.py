@@ -35,8 +35,8 @@ TEXTS = [
     if all(second in FOLLOWERS[first] for first, second in itertools.pairwise(text))
 ]
 GRAMMAR = Grammar(GrammarKind.CHOICE, json.dumps(TEXTS))
-NUM_SESSIONS = 2_000
-"""Each draws three tokens: 6,000 draws."""
+NUM_SESSIONS = 1_200
+"""Each draws three tokens: 3,600 draws."""
 MANY_SESSIONS = 33_334
 FORCED = "b"
 """A point mass, as forced text is proposed with; here the grammar leaves a choice, and it may be wrong."""
