@@ -117,6 +117,7 @@ class GrammarCompiler:
             free_text=FreeText(grammar.after.encode(), self._bytes_of) if grammar.after else None,
             note_masks=self.statistics.note_masks,
             renew=partial(self._renewed, grammar),
+            field=grammar.field,
         )
         with self._lock:
             compiled.matchers.add(matcher)

@@ -56,14 +56,15 @@ class Matcher:
         free_text: FreeText | None = None,
         note_masks: Callable[[float, int], None] = lambda seconds, count: None,
         renew: Callable[[LLMatcher], LLMatcher] = lambda engine: engine,
+        field: str = "grammar",
     ) -> None:
         """``engine``: at the beginning of an output. ``end_token_ids`` may come only where the output matches as a
         whole, and end it. ``hidden_token_ids``: ends of sequence that the engine knows. ``free_text`` comes before
         what has to match. ``note_masks`` takes the seconds of some masks and their number. ``renew`` compiles the
         grammar of ``engine`` again: copies share a lexer, which fails for all of them once their outputs together have
-        filled it.
+        filled it. ``field``: of the request, for errors.
         """
-        self._renew = renew
+        self._renew, self._field = renew, field
         self._origin = self._trunk = engine
         self._engine = engine.deep_copy()
         self._trunk_length = 0
@@ -186,7 +187,7 @@ class Matcher:
             problem = self._problem(token_id if not answer else None)
             if problem is None:
                 return answer
-        raise InvalidRequestError("grammar", f"cannot be followed further: {problem}")
+        raise InvalidRequestError(self._field, f"cannot be followed further: {problem}")
 
     def _problem(self, refused: int | None) -> str | None:
         """Reason for a missing answer; None if there is one. A matcher that shares the lexer may have filled it: all

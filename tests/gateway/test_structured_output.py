@@ -78,6 +78,7 @@ def test_every_field_reaches_the_coordinator(
         ({"tool_choice": "auto", "tools": TOOLS}, "tool_choice"),
         ({"tools": TOOLS}, "tool_choice"),
         ({"tools": [{"type": "function", "name": "add", "parameters": {}}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}], "tool_choice": "required"}, "tools[0].function"),
         ({"tool_choice": {"type": "function"}, "tools": TOOLS}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": TOOLS}, "tool_choice"),
         ({"tool_choice": "required", "tools": TOOLS, "response_format": FORMAT}, "response_format.json_schema.schema"),

@@ -255,8 +255,8 @@ def follow_many(found: Matcher) -> None:
 def test_what_other_outputs_left_in_the_engine_ends_none() -> None:
     options: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "end_token_ids": (EOS,)}
     follow_many(Matcher(small_engine(), renew=lambda engine: small_engine(), **options))
-    with pytest.raises(InvalidRequestError, match="cannot be followed further: lexer error: too many states"):
-        follow_many(Matcher(small_engine(), **options))
+    with pytest.raises(InvalidRequestError, match="regex: cannot be followed further: lexer error: too many states"):
+        follow_many(Matcher(small_engine(), field="regex", **options))
 
 
 def test_a_lexer_that_another_output_has_filled_refuses_no_token() -> None:

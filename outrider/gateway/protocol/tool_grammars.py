@@ -70,7 +70,7 @@ def _parameters(tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, Json]]:
     for index, tool in enumerate(tools):
         function = tool.get("function")
         name = function.get("name") if isinstance(function, Mapping) else None
-        if not isinstance(name, str) or not isinstance(function, Mapping):
+        if not isinstance(name, str) or not name or not isinstance(function, Mapping):
             raise InvalidRequestError(f"tools[{index}].function", "must be an object with a name")
         found.append((name, _of_objects(function.get("parameters"), f"tools[{index}].function.parameters")))
     return found
