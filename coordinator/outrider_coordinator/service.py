@@ -22,7 +22,7 @@ from outrider.generation import NOWHERE, Delta, GenerationRequest, ModelInfo, Mo
 from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.ports import Draft, DraftCommand, DraftEvent, Target, TargetCommand, TargetEvent
 from outrider.readings import Reading
-from outrider.structured_output import GrammarCompiler
+from outrider.structured_output import GrammarCompiler, may_take_long
 from outrider.telemetry.tracing import Tracing
 from outrider.tokenization import ModelText, read_chat_template
 from outrider.types import ModelDescription
@@ -258,7 +258,7 @@ class Coordinator:
         if self._input_processor is not None:
             text, grammars = self._input_processor.text, self._input_processor.grammars
         else:
-            grammars = GrammarCompiler.of(target)
+            grammars = GrammarCompiler.of(target, tries_first=True)
             if grammars is not None:
                 grammars.warm_up()  # with the interpreter lock, so not beside streams
             text = ModelText.from_files(target.tokenizer_files, bos_token_id=target.bos_token_id)
@@ -279,9 +279,9 @@ def _has_long_text(request: GenerationRequest, rendered: str) -> bool:
 
 
 def _has_slow_grammar(request: GenerationRequest) -> bool:
-    """True if a grammar has the keyword with which it may take seconds to compile; all known others take 0.2 s."""
+    """True if a grammar may take long to compile."""
     grammar = request.sampling.grammar
-    return grammar is not None and "multipleOf" in grammar.text
+    return grammar is not None and may_take_long(grammar)
 
 
 def _source(found: Port[CommandT, EventT] | Source[CommandT, EventT]) -> Source[CommandT, EventT]:

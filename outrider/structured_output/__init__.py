@@ -10,6 +10,7 @@ from outrider.structured_output.embedding import embedded_grammar
 from outrider.structured_output.matcher import Matcher, Outcome
 from outrider.structured_output.position_masks import MaskThreads, PositionMasks, joined_words, made_within
 from outrider.structured_output.schemas import embedded_schema, with_path
+from outrider.structured_output.trial import may_take_long
 
 __all__ = [
     "GrammarCompiler",
@@ -21,5 +22,6 @@ __all__ = [
     "embedded_schema",
     "joined_words",
     "made_within",
+    "may_take_long",
     "with_path",
 ]

@@ -36,6 +36,7 @@ from outrider.structured_output.schemas import (
     subschemas,
 )
 from outrider.structured_output.statistics import GrammarStatistics
+from outrider.structured_output.trial import is_compiled_within
 from outrider.types import Grammar, GrammarKind, ModelDescription
 
 _Kept = TypeVar("_Kept")
@@ -82,8 +83,18 @@ class _Compiled:
 class GrammarCompiler:
     """Compiles grammars for the tokenizer of one model."""
 
-    def __init__(self, tokenizer_files: Mapping[str, bytes], *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """``tokenizer_files``: those of the model's description. ``eos_token_ids``: its ends of sequence."""
+    def __init__(
+        self,
+        tokenizer_files: Mapping[str, bytes],
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        tries_first: bool = False,
+    ) -> None:
+        """``tokenizer_files``: those of the model's description. ``eos_token_ids``: its ends of sequence.
+        ``tries_first``: grammars that may take long are compiled in a process of their own first.
+        """
+        self._tries_first = tries_first
         self._content = tokenizer_files.get(TOKENIZER_FILE)
         self._vocab_size = vocab_size
         self._eos = tuple(eos_token_ids)
@@ -97,12 +108,12 @@ class GrammarCompiler:
         """Messages of grammars that were refused last."""
 
     @classmethod
-    def of(cls, description: ModelDescription) -> GrammarCompiler | None:
+    def of(cls, description: ModelDescription, *, tries_first: bool = False) -> GrammarCompiler | None:
         """The compiler for a model; None if it has no tokenizer."""
         if TOKENIZER_FILE not in description.tokenizer_files:
             return None
         vocab_size, eos = description.vocab_size, description.eos_token_ids
-        return cls(description.tokenizer_files, vocab_size=vocab_size, eos_token_ids=eos)
+        return cls(description.tokenizer_files, vocab_size=vocab_size, eos_token_ids=eos, tries_first=tries_first)
 
     def compile(self, grammar: Grammar, end_token_ids: Collection[int]) -> Matcher:
         """A matcher at the beginning of the output, which one of ``end_token_ids`` ends; ``InvalidRequestError`` says
@@ -191,8 +202,12 @@ class GrammarCompiler:
             self._prepared_tokenizer()
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        tokenizer = self._prepared_tokenizer()
-        engine = LLMatcher(tokenizer, _translate(grammar), log_level=0)
+        tokenizer, translated = self._prepared_tokenizer(), _translate(grammar)
+        with self._lock:
+            is_new = grammar not in self._cached
+        if self._tries_first and is_new and not is_compiled_within(grammar, translated, 2 * LONGEST_COMPILE_S):
+            raise _Refused(f"takes more than the {LONGEST_COMPILE_S:g} s of a processor that it may take to compile")
+        engine = LLMatcher(tokenizer, translated, log_level=0)
         if engine.is_error():
             raise _Refused(_problem(grammar, engine.get_error()))
         if problem := _first_problem(engine, self._vocab_size):

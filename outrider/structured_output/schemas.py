@@ -161,13 +161,21 @@ def _counts_repeated_names(schema: Mapping[str, Json]) -> bool:
 
 def _has_many_remainders(divisors: Iterable[float]) -> bool:
     """True for multiples of all of these that the engine follows by too many remainders."""
+    multiple, rest = count_remainders(divisors)
+    return rest > _MOST_REMAINDERS or (rest > _FEW_REMAINDERS and multiple > 2 * _MOST_REMAINDERS)
+
+
+def count_remainders(divisors: Iterable[float]) -> tuple[int, int]:
+    """Least common multiple of numbers, in units of their last place, and what is left of it without its factors of 10,
+    of which the engine follows each remainder.
+    """
     scaled = [Decimal(repr(divisor)) for divisor in divisors if divisor > 0 and math.isfinite(divisor)]
     places = max((-int(number.as_tuple().exponent) for number in scaled), default=0)
     multiple = math.lcm(*(int(number.scaleb(max(places, 0))) for number in scaled))
     rest = multiple
     while rest % 10 == 0:
         rest //= 10
-    return rest > _MOST_REMAINDERS or (rest > _FEW_REMAINDERS and multiple > 2 * _MOST_REMAINDERS)
+    return multiple, rest
 
 
 def _says_nothing(keyword: str, value: Json, schema: Mapping[str, Json]) -> bool:
