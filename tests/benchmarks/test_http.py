@@ -150,7 +150,7 @@ async def test_lines_may_end_as_those_of_http_and_fields_may_be_null() -> None:
 
 def test_servers_take_turns_with_the_same_prompts_and_no_cached_ones(scripted: ScriptedServer) -> None:
     servers = (ServerUnderTest("a", scripted.url), ServerUnderTest("b", scripted.url, {"temperature": 0.5}))
-    with client_processes(2, 30.0) as send:
+    with client_processes(2, 240.0) as send:
         outcomes = run_plan(HttpPlan(servers, LOADS, num_tokens=4, num_warmups=0), send)
     assert [(one.engine, one.num_users, len(one.first_ms)) for one in outcomes] == [
         ("a", 1, 2),
@@ -172,7 +172,7 @@ def test_a_server_that_fails_leaves_the_others(scripted: ScriptedServer) -> None
     plan = HttpPlan(
         (ServerUnderTest("a", "http://127.0.0.1:1"), ServerUnderTest("b", scripted.url)), LOADS, 4, num_warmups=0
     )
-    with client_processes(1, 30.0) as send:
+    with client_processes(1, 240.0) as send:
         outcomes = run_plan(plan, send, on_failed=lambda name, users, error: failed.append((name, users)))
     assert failed == [("a", 1), ("b", 3)]
     assert [(one.engine, one.num_users) for one in outcomes] == [("b", 1)]

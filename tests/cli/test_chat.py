@@ -94,7 +94,7 @@ def test_ctrl_c_stops_the_answer_alone(service: Service) -> None:
         process.send_signal(signal.SIGINT)
         service.until(num_abandoned=1)
         service.generator.stop_after = None
-        out, err = process.communicate("two\n", timeout=60)
+        out, err = process.communicate("two\n", timeout=240)
         assert process.returncode == 0, err
         assert out == "<0><1><2>\n" and "(stopped)" in err
         assert conversation(service, 1) == [("user", "one"), ("assistant", "<0><1>"), ("user", "two")]

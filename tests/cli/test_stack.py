@@ -44,7 +44,7 @@ class Recorder:
         self.events.append(("line", text))
 
 
-def spec(name: str, *argv: str, stop_within_s: float = 10.0) -> ServiceSpec:
+def spec(name: str, *argv: str, stop_within_s: float = 120.0) -> ServiceSpec:
     port = hold_port()
     return ServiceSpec(
         name=name,

@@ -31,7 +31,7 @@ class Service:
         self.address = self._server.address
 
     def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=90)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=300)
 
     def until(self, **counts: int) -> None:
         """Wait until the generator's counts are at least so high."""

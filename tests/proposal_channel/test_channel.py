@@ -221,7 +221,7 @@ def test_proposals_of_which_one_is_not_waited_for_are_not_scored(ends: Ends) -> 
 
 
 def test_what_is_left_of_scores_is_given_up_alone() -> None:
-    ends = Ends(ProposalReceiver(patience_s=0.3))
+    ends = Ends(ProposalReceiver(patience_s=2.5))  # a busy machine brings the others in time
     try:
         ends.open()
         ends.tell_target(ahead([1, 2], [3, 3]))
@@ -258,12 +258,12 @@ def test_what_was_sent_before_the_draft_died_is_scored(ends: Ends) -> None:
 
 
 def test_scores_do_not_wait_for_good() -> None:
-    ends = Ends(ProposalReceiver(patience_s=0.2))
+    ends = Ends(ProposalReceiver(patience_s=2.5))
     try:
         ends.open()
         ends.tell_target(ahead([1], [3]))
         lost = ends.from_target.get(timeout=DEADLINE_S)
-        assert isinstance(lost, SessionLost) and lost.generation == 2 and "0.2 s" in lost.reason
+        assert isinstance(lost, SessionLost) and lost.generation == 2 and "2.5 s" in lost.reason
         sent = proposals([4], [2])  # the channel goes on
         ends.tell_target(ahead([4], [2]))
         ends.send(sent)
@@ -407,7 +407,7 @@ def test_scores_of_which_nobody_waits_any_more_are_forgotten(ends: Ends) -> None
 
 
 def test_proposals_of_which_nobody_hears_are_forgotten() -> None:
-    ends = Ends(ProposalReceiver(patience_s=0.3))
+    ends = Ends(ProposalReceiver(patience_s=1.5))
     try:
         ends.open()
         ends.send(proposals([1], [2]))

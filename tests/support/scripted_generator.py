@@ -130,7 +130,7 @@ class ScriptedGenerator:
 
     async def until(self, **counts: int) -> None:
         """Wait until each named count is at least so high, within a deadline."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while any(getattr(self, name) < count for name, count in counts.items()):
                 self._changed.clear()
                 await self._changed.wait()

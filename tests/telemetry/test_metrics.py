@@ -126,7 +126,7 @@ import sys
 import outrider_coordinator.__main__, outrider_draft.__main__, outrider.process.hosting
 assert not {name for name in sys.modules if name.startswith("prometheus_client")}
 """
-    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240)
     assert outcome.returncode == 0, outcome.stderr
 
 

@@ -44,7 +44,7 @@ def received(connection: ControlConnection, count: int) -> list[Message]:
 
 def test_messages_go_both_ways_whole_and_in_order(listener: ControlListener) -> None:
     offer, connected = expected(listener)
-    reader, writer = connect(offer), connected.get(timeout=60)
+    reader, writer = connect(offer), connected.get(timeout=240)
     sent = [{"type": "put", "number": number, "text": "x" * (number * 5000)} for number in range(30)]
     for message in sent:
         writer.send(message)
@@ -61,7 +61,7 @@ def test_messages_go_both_ways_whole_and_in_order(listener: ControlListener) -> 
 def test_an_offer_is_good_once(listener: ControlListener) -> None:
     offer, connected = expected(listener)
     connect(offer).close()
-    connected.get(timeout=60).close()
+    connected.get(timeout=240).close()
     with pytest.raises(UnavailableError, match="not the writer"):
         connect(offer)
 
@@ -73,7 +73,7 @@ def test_a_wrong_token_leaves_the_offer_to_its_holder(listener: ControlListener)
     with pytest.raises(UnavailableError, match="not the writer"):
         connect(replace(offer, offer_id=bytes(ID_BYTES)))
     connect(offer).close()
-    connected.get(timeout=60).close()
+    connected.get(timeout=240).close()
 
 
 def test_a_writer_that_does_not_know_the_token_is_not_trusted() -> None:
@@ -97,7 +97,7 @@ def test_strangers_who_say_nothing_hold_nobody_up(listener: ControlListener, mon
     silent = [socket.create_connection((listener.host, listener.port)) for _ in range(20)]
     offer, connected = expected(listener)
     connect(offer).close()
-    connected.get(timeout=60).close()
+    connected.get(timeout=240).close()
     for stranger in silent:
         stranger.close()
 
