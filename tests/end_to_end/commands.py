@@ -10,13 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import IO
+from typing import IO, Any
 
+from outrider import Client
 from outrider.cli.stack.held_ports import hold_port
 from tests.support.processes import arguments, children
 
 DEADLINE_S = 240.0
 """Generous: a start imports torch twice, on a machine that may be busy with other tests."""
+PATIENT = ("--set", "coordinator.draft_timeout_ms=60000")
+"""Flags with which a draft on a busy machine is waited for."""
 _CHILD = "outrider.cli.stack.child"
 SERVICES = {"outrider_target", "outrider_draft", "outrider_coordinator"}
 
@@ -67,6 +70,12 @@ class Command:
         found = re.fullmatch(r"Outrider is ready at (\S+)\n", self.out[0]) if self.out else None
         assert found, (self.out, self.err)
         return found[1]
+
+    def attached(self, **options: Any) -> str:
+        """Address, once its coordinator has the draft: it serves without one that was not reached at once."""
+        with Client(address := self.address(), **options) as client:
+            wait_until(lambda: client.model_info().draft_attached, "the draft attached", self.err)
+        return address
 
     def children(self) -> dict[str, int]:
         """The services' processes by module."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider import Client
-from tests.end_to_end.commands import Command
+from tests.end_to_end.commands import PATIENT, Command
 from tests.support.tiny_models import cached_tiny_model
 
 
@@ -30,6 +30,7 @@ class Served:
             "-k",
             "3",
             "-v",
+            *PATIENT,
             "--set",
             "coordinator.drain_delay_s=10",  # for the questions of a test on a busy machine
             "--set",
@@ -40,7 +41,7 @@ class Served:
     def running(self) -> Command:
         if self._command is None or self._command.process.poll() is not None:
             self._command = Command(*self._arguments)
-            self._command.address()
+            self._command.attached()
         return self._command
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from openai import OpenAI
 
 from outrider import Client
 from outrider.cli.stack.held_ports import hold_port
-from tests.end_to_end.commands import DEADLINE_S, Command, wait_until
+from tests.end_to_end.commands import DEADLINE_S, PATIENT, Command, wait_until
 from tests.support.tiny_models import EOS_TOKEN
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}<assistant>"
@@ -39,10 +39,10 @@ class Served:
         self.http_port, self.metrics_port, self.tokens = hold_port(), hold_port(), tokens
         flags = ("--draft-model", str(model), "-k", "3", "--served-model-name", "tiny", "--api-key", "the-key")
         fixed = ("--set", "coordinator.draft_length=fixed", "--set", "target.num_pages=600")
-        patient = ("--set", "gateway.resume_timeout_s=240")  # a coordinator takes its time to start again
+        patient = (*PATIENT, "--set", "gateway.resume_timeout_s=240")  # a coordinator takes its time to start again
         metrics = ("--set", f"coordinator.metrics_port={self.metrics_port}")
         self.command = Command(str(model), *flags, *fixed, *patient, *metrics, http_port=self.http_port)
-        self.address = self.command.address()
+        self.address = self.command.attached(token="the-key")
 
     @property
     def url(self) -> str:

@@ -107,7 +107,7 @@ async def test_a_service_that_knows_the_session_no_more_says_whose_trace_it_was(
 
 async def test_a_target_that_goes_is_said_of_each_of_its_sessions(said: Entries) -> None:
     async with run_stack(MODEL, wire=True) as stack:
-        reader = Reader(stack, **ASKED)
+        reader = Reader(stack, **{**ASKED, "max_tokens": 400})
         await reader.read(5)
         async with outage(stack, "target"):
             pass

@@ -11,10 +11,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider import Client
-from outrider.cli.stack.held_ports import hold_port
+from outrider.cli.stack.held_ports import HeldPort
 from outrider.errors import InvalidRequestError
 from outrider.telemetry.metrics.catalogue import CATALOGUE, MetricKind, MetricSpec
-from tests.end_to_end.commands import Command, wait_until
+from tests.end_to_end.commands import PATIENT, Command, wait_until
 
 ROLES = ("coordinator", "target", "draft")
 
@@ -40,15 +40,30 @@ class Scraped:
 
 @pytest.fixture(scope="module")
 def metered(tiny_pair: tuple[Path, Path]) -> Iterator[tuple[Command, int]]:
-    """`outrider serve` with metrics, and the first of their three ports, whose neighbours are likely to be free."""
-    first = hold_port()
+    """`outrider serve` with metrics, and the first of their three ports."""
+    held = ports_in_a_row(3)
+    first = held[0].number
     target, draft = map(str, tiny_pair)
     fixed = ("-k", "4", "--set", "coordinator.draft_length=fixed", "--set", "coordinator.vllm_metric_names=true")
     named = ("--served-model-name", "mine")
-    command = Command(target, "--draft-model", draft, "--metrics-port", str(first), *fixed, *named)
-    command.address()
+    command = Command(target, "--draft-model", draft, "--metrics-port", str(first), *fixed, *named, *PATIENT)
+    command.attached()
     yield command, first
     command.close()
+    for port in held:
+        port.close()
+
+
+def ports_in_a_row(count: int) -> list[HeldPort]:
+    """Ports that are held, each one above that before it."""
+    while True:
+        held = [HeldPort()]
+        try:
+            held += [HeldPort(held[0].number + place) for place in range(1, count)]
+        except OSError:  # one of them is taken
+            held[0].close()
+        else:
+            return held
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +74,9 @@ def scraped(metered: tuple[Command, int]) -> dict[str, Scraped]:
             client.generate(prompt_token_ids=[1, 2, 3], max_tokens=40, temperature=temperature, ignore_eos=True, seed=1)
         with pytest.raises(InvalidRequestError):
             client.generate(prompt_token_ids=[1_000_000], max_tokens=4)
-    ended = {role: Scraped(first + place) for place, role in enumerate(ROLES)}
-    wait_until(lambda: Scraped(first + 1).value("outrider_kv_pages_used") == 0, "the target's pages are free again")
-    return ended
+    for place, role in enumerate(ROLES[1:], 1):  # whose last forwards have ended then
+        wait_until(lambda: Scraped(first + place).value("outrider_kv_pages_used") == 0, f"free pages of the {role}")  # noqa: B023
+    return {role: Scraped(first + place) for place, role in enumerate(ROLES)}
 
 
 def family_name(spec: MetricSpec) -> str:

@@ -75,7 +75,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_who_shows_a_certificate_and_a_token_is_served(secured: Secured) -> None:
     with Client(secured.command.address(), tls=secured.tls, token="the-api-token") as client:
-        assert client.model_info().draft_attached
+        wait_until(lambda: client.model_info().draft_attached, "the draft attached")
         result = client.generate(prompt_token_ids=[1, 2, 1, 2, 1, 2], max_tokens=8, temperature=0, ignore_eos=True)
     assert result.usage.completion_tokens == 8
 

@@ -20,7 +20,7 @@ from outrider.cli.trace.reading import read_spans
 from outrider.cli.trace.tree import build_tree
 from outrider.telemetry.tracing import TraceContext, names
 from outrider.telemetry.tracing.span import Span, SpanKind
-from tests.end_to_end.commands import Command, wait_until
+from tests.end_to_end.commands import PATIENT, Command, wait_until
 from tests.support.otlp_receiver import OtlpReceiver
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -53,7 +53,10 @@ def traced(tiny_pair: tuple[Path, Path], receiver: OtlpReceiver, files: dict[str
     target, draft = tiny_pair
     to_files = [word for name, path in files.items() for word in ("--set", f"{name}.trace_file={path}")]
     fixed = ("-k", "4", "--set", "coordinator.draft_length=fixed", "--served-model-name", "mine")
-    command = Command(str(target), "--draft-model", str(draft), *fixed, *to_files, environment=receiver.environment)
+    command = Command(
+        str(target), "--draft-model", str(draft), *fixed, *PATIENT, *to_files, environment=receiver.environment
+    )
+    command.attached()
     yield command
     command.close()
 

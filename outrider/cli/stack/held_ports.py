@@ -14,9 +14,14 @@ class HeldPort:
     while its server is away. Linux allows the second bind: both sockets set SO_REUSEADDR, and this one never listens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
+        """``number``: the port; 0 for any. ``OSError`` if it is taken."""
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._socket.bind((LOOPBACK, 0))
+        try:
+            self._socket.bind((LOOPBACK, number))
+        except OSError:
+            self._socket.close()
+            raise
         # Only now: with it before, the kernel may give a port that another socket holds in this way.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.number: int = self._socket.getsockname()[1]
