@@ -35,7 +35,7 @@ ALL = ("rejection", "coupled", "typical")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack() -> AsyncIterator[Stack]:
-    async with run_stack(PAIR / "target", PAIR / "draft", wire=True) as stack:
+    async with run_stack(PAIR / "target", PAIR / "draft", wire=True, draft_timeout_ms=60_000) as stack:
         yield stack
 
 

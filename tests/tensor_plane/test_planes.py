@@ -211,7 +211,7 @@ def test_a_reference_is_read_once(pair: Pair, kind: PlaneKind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_nobody_fetches_is_given_up_and_then_stale(pair: Pair, kind: PlaneKind) -> None:
-    writer, reader = pair.connected(kind, limits=impatient(unread_s=0.3))
+    writer, reader = pair.connected(kind, limits=impatient(unread_s=2.0))
     (late,) = put(writer, torch.ones(2, 100))
     assert_soon(lambda: writer.num_unread == 0)
     with pytest.raises(StaleReferenceError, match="given up"):
@@ -403,7 +403,7 @@ def test_rows_of_many_sessions_come_by_one_copy(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_that_are_not_there_are_left_for_each_to_be_read(pair: Pair, kind: PlaneKind, ends: list[Any]) -> None:
-    writer, reader = pair.connected(kind, limits=impatient(transfer_s=0.3))
+    writer, reader = pair.connected(kind, limits=impatient(transfer_s=2.0))
     rows = torch.randn(12, 10).bfloat16()
     references = put(writer, rows, 3, 4, 5)
     sound = as_batch(references, [3, 4, 5])
