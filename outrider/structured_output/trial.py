@@ -27,6 +27,8 @@ _MOST_REMAINDERS = 5_000
 _MOST_CHARACTERS = 100_000
 """Bound on a text whose ``multipleOf`` are read, on the event loop."""
 _DIVISOR = re.compile(r'"multipleOf"\s*:\s*([0-9.eE+-]+)')
+_HIDDEN = re.compile(r"\\u00[2-7]")
+"""Letters that are escaped without need: the keywords of such a text are not found in it."""
 _MEMORY_BYTES = 2 << 30
 PATIENCE_S = 20.0
 """Wall-clock time of one trial, on a machine that gives the process hardly any processor time."""
@@ -39,7 +41,7 @@ def may_take_long(grammar: Grammar) -> bool:
     """True for a kind of grammars of which some take long. All known others compile in 0.2 s."""
     text = grammar.text
     joins_patterns = "allOf" in text and text.count('"pattern"') > _MOST_PATTERNS
-    if joins_patterns or text.count("&") > _MOST_INTERSECTIONS:
+    if joins_patterns or text.count("&") > _MOST_INTERSECTIONS or _HIDDEN.search(text):
         return True
     return "multipleOf" in text and (len(text) > _MOST_CHARACTERS or not _has_few_remainders(text))
 

@@ -52,6 +52,11 @@ def test_only_what_may_take_long_is_tried_and_once(monkeypatch: pytest.MonkeyPat
     assert len(tried) == 1
 
 
+def test_a_keyword_cannot_be_hidden_by_escapes() -> None:
+    assert trial.may_take_long(Grammar(GrammarKind.JSON_SCHEMA, r'{"m\u0075ltipleOf": 49999}'))
+    assert not trial.may_take_long(grammar({"const": "ä☃", "multipleOf": 100}))
+
+
 def test_what_the_trial_refuses_is_refused_and_a_machine_without_room_is_no_refusal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
