@@ -19,7 +19,7 @@ from outrider.structured_output.schemas import count_remainders
 from outrider.types import Grammar
 
 _MOST_PATTERNS = 16
-"""Patterns beside ``allOf``: texts that match so many at once may take minutes."""
+"""Patterns beside ``allOf`` or ``$ref``: texts that match so many at once may take minutes."""
 _MOST_INTERSECTIONS = 8
 """Operators of a grammar in the engine's form of Lark, for the same reason."""
 _MOST_REMAINDERS = 5_000
@@ -40,7 +40,7 @@ _MAIN = "import sys; sys.path[:] = {path!r}; from outrider.structured_output.tri
 def may_take_long(grammar: Grammar) -> bool:
     """True for a kind of grammars of which some take long. All known others compile in 0.2 s."""
     text = grammar.text
-    joins_patterns = "allOf" in text and text.count('"pattern"') > _MOST_PATTERNS
+    joins_patterns = ("allOf" in text or "$ref" in text) and text.count('"pattern"') > _MOST_PATTERNS
     if joins_patterns or text.count("&") > _MOST_INTERSECTIONS or _HIDDEN.search(text):
         return True
     return "multipleOf" in text and (len(text) > _MOST_CHARACTERS or not _has_few_remainders(text))

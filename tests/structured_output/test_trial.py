@@ -55,6 +55,8 @@ def test_only_what_may_take_long_is_tried_and_once(monkeypatch: pytest.MonkeyPat
 def test_a_keyword_cannot_be_hidden_by_escapes() -> None:
     assert trial.may_take_long(Grammar(GrammarKind.JSON_SCHEMA, r'{"m\u0075ltipleOf": 49999}'))
     assert not trial.may_take_long(grammar({"const": "ä☃", "multipleOf": 100}))
+    chain = {f"a{place}": {"$ref": f"#/$defs/a{place + 1}", "pattern": "a"} for place in range(20)}
+    assert trial.may_take_long(grammar({"$ref": "#/$defs/a0", "$defs": chain}))
 
 
 def test_what_the_trial_refuses_is_refused_and_a_machine_without_room_is_no_refusal(
