@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 _ESCAPE = r"\\[pP](?:\{[^}]*\}|.)|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|\\."
 _ITEM = re.compile(rf"{_ESCAPE}|.", re.DOTALL)
+_CLASS_END = re.compile(r"\\.|\]", re.DOTALL)
 _TERM = re.compile(rf"\[(?P<negated>\^?)(?P<items>\]?(?:\\.|[^\]\\])*)\]|{_ESCAPE}|\x00", re.DOTALL)
 """A class or an escape. A bracket that comes first in a class belongs to it."""
+_OUTSIDE = re.compile(rf"{_ESCAPE}|\x00", re.DOTALL)
+"""An escape where no class ends later."""
 _NUL = r"\x00"
 _NULS = frozenset((_NUL, r"\u0000", "\0"))
 _WIDE = {r"\D": r"\p{Nd}", r"\W": r"\p{L}\p{N}_", r"\S": r"\s\x1c-\x1f\x85\xa0\ufeff"}
@@ -28,13 +31,19 @@ def engine_pattern(pattern: str) -> str:
     No class holds NUL: llguidance 1.9.1 takes one of all control characters to hold ``"`` and ``\``, whatever it says
     of these.
     """
-    return _TERM.sub(_rewritten, pattern)
+    ends = [found.end() for found in _CLASS_END.finditer(pattern) if found[0] == "]"]
+    last = ends[-1] if ends else 0  # brackets that nothing closes would each be searched to the end
+    return _TERM.sub(_rewritten, pattern[:last]) + _OUTSIDE.sub(lambda term: _escape(term[0]), pattern[last:])
 
 
 def _rewritten(term: re.Match[str]) -> str:
-    text, items = term[0], term["items"]
-    if items is not None:
-        return _class(_ITEM.findall(items), is_negated=bool(term["negated"])) if items or term["negated"] else text
+    items, is_negated = term["items"], bool(term["negated"])
+    if items is None:
+        return _escape(term[0])
+    return _class(_ITEM.findall(items), is_negated=is_negated) if items or is_negated else term[0]
+
+
+def _escape(text: str) -> str:
     if text in _WIDE or text in _NULS or text[:2] in (r"\p", r"\P"):
         return _class([text], is_negated=False)
     return _ALSO_PLAIN.get(text, text)

@@ -64,15 +64,15 @@ def _only_required(schema: Json) -> list[str]:
 
 def _exactly_one(branches: Json) -> list[Json]:
     """Alternatives to branches that say nothing but which names they require: those of one, and not all of another."""
-    required = list(map(_only_required, branches)) if isinstance(branches, list) else []
+    is_short = isinstance(branches, list) and len(branches) <= _MOST_ALTERNATIVES
+    required = list(map(_only_required, branches)) if is_short else []
     return list(itertools.chain.from_iterable(_alternatives(required))) if len(required) > 1 and all(required) else []
 
 
 def _alternatives(required: Sequence[Sequence[str]]) -> Iterator[list[Json]]:
     for index, names in enumerate(required):
-        missing = [
-            [name for name in others if name not in names] for place, others in enumerate(required) if place != index
-        ]
+        known, rest = frozenset(names), [*required[:index], *required[index + 1 :]]
+        missing = [[name for name in others if name not in known] for others in rest]
         if math.prod(map(len, missing)) > _MOST_ALTERNATIVES:
             yield [{}] * (_MOST_ALTERNATIVES + 1)
             return

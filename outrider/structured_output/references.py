@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 _MOST_REFERENCES = 8
 """Bound on references followed from one schema: a cycle ends here."""
+_MOST_CHARACTERS = 1 << 20
+"""Bound on all copies of definitions, which may be parts of each other."""
 _DEFINITIONS = "$defs"
 _COPY = "outrider-copy-"
 """Prefix of the names of copies."""
@@ -26,15 +29,19 @@ def resolved_reference(schema: Json, root: Json) -> Json:
 
 def with_definitions(schema: Mapping[str, Json], places: Collection[str]) -> Mapping[str, Json]:
     """The schema with copies, in ``$defs``, of what it refers to elsewhere, such as in ``#/components/schemas``: other
-    keywords hold schemas that nothing else reads. ``places``: pointers of its own schemas.
+    keywords hold schemas that nothing else reads. ``places``: pointers of its own schemas. ``ValueError`` for too much.
     """
     moved: dict[str, Mapping[str, Json]] = {}
+    num_characters = 0
     waiting = list(_references(schema))
     for reference in waiting:  # grows
         if reference in moved or reference.removeprefix("#") in places:
             continue
         if isinstance(found := _at(reference, schema), Mapping):
             moved[reference] = found
+            num_characters += len(json.dumps(found))
+            if num_characters > _MOST_CHARACTERS:
+                raise ValueError(f"refers to more than {_MOST_CHARACTERS:,} characters beside its definitions")
             waiting += _references(found)
     if not moved:
         return schema

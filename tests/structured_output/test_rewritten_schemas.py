@@ -13,6 +13,7 @@ import pytest
 from outrider.errors import InvalidRequestError
 from outrider.structured_output import Outcome
 from outrider.structured_output.finite_values import without_refused_values
+from outrider.structured_output.patterns import engine_pattern
 from tests.structured_output.vocabularies import EOS, ids, matcher
 
 NEEDS = {
@@ -271,3 +272,18 @@ def test_the_given_schema_is_not_changed() -> None:
     before = json.dumps(given)
     assert without_refused_values(given) == {"allOf": [{"enum": [1]}, {}]}
     assert json.dumps(given) == before
+
+
+def test_brackets_that_nothing_closes_are_read_once() -> None:
+    """Each would otherwise be searched to the end: minutes for these."""
+    assert engine_pattern("[" * 500_000 + r"\W") == "[" * 500_000 + engine_pattern(r"\W")
+    assert engine_pattern("[a]" + "[" * 500_000 + r"\]") == "[a]" + "[" * 500_000 + r"\]"
+
+
+def test_copies_of_definitions_within_each_other_are_bounded() -> None:
+    text: Any = {"description": "x" * 100_000}
+    for _ in range(20):
+        text = {"next": text}
+    references = [{"$ref": f"#/x{'/next' * depth}"} for depth in range(20)]
+    with pytest.raises(InvalidRequestError, match="refers to more than 1,048,576 characters"):
+        matcher("json_schema", {"anyOf": references, "x": text})
