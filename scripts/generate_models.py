@@ -40,10 +40,11 @@ where no family fits), if every layer attends through its attention interface. R
 graphs are used if they give the same logits: expect {FALLBACK_SPEED} of native speed. `--tensor-parallel-size` shares
 linear layers by transformers' plan; models with experts, or without a plan, are refused then. On one device
 `--quantization fp8` makes FP8 of their linear layers. Frequencies that depend on
-the longest sequence are refused. Code from a model's folder is never run. Logits were compared with transformers in
-float32, or the model is refused, by `outrider check` too:
+the longest sequence are refused. Latent attention (MLA) keeps each head's whole keys and values. Code from a model's
+folder is never run. Logits were compared with transformers in float32, or the model is refused, by `outrider check`
+too:
 
-| `model_type` | models | |
+| `model_type` | models | refused |
 |---|---|---|
 """
 
@@ -90,7 +91,7 @@ that differs from the embedding is used, also where `tie_word_embeddings` is tru
 def render() -> str:
     """The page."""
     families = [f"| `{one.architecture}` | {one.models} | {one.drafts} |\n" for one in FAMILIES]
-    others = [f"| `{one.model_type}` | {one.models} | {_outcome(one.refused)} |\n" for one in FALLBACKS]
+    others = [f"| `{one.model_type}` | {one.models} | {one.refused} |\n" for one in FALLBACKS]
     formats = [f"| {one.name} | {one.weights} | {one.activations} | {one.kernels} |\n" for one in FORMATS]
     return (
         HEAD
@@ -113,10 +114,6 @@ def _compared() -> str:
         named = [f"`{one.architecture}`" for one in FAMILIES if one.compared == compared]
         lines.append(f"* {', '.join(named)}: {compared}\n")
     return "".join([*lines, f"* all others: {common}\n", SERVED])
-
-
-def _outcome(refused: str) -> str:
-    return f"refused: {refused}" if refused else "served"
 
 
 def main() -> int:

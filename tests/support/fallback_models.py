@@ -22,16 +22,18 @@ _LATENT = {
     "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "kv_lora_rank": 8, "q_lora_rank": 8, "head_dim": 4,
     "num_key_value_heads": 4,
 }  # fmt: skip
-_LATENT_EXPERTS = {
-    **_LATENT, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1,
+_EXPERTS = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1,
     "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
 }  # fmt: skip
+_LATENT_EXPERTS = {**_LATENT, **_EXPERTS}
 FALLBACK_CONFIGS: dict[str, dict[str, Any]] = {
     "bloom": {"n_layer": 2, "n_head": 4},
     "cohere-norms": {"use_qk_norm": True},
     "cohere2": {"sliding_window": 6},
     "deepseek_v2": _LATENT_EXPERTS,
     "deepseek_v3": _LATENT_EXPERTS,
+    "dots1": {**_EXPERTS, "head_dim": 8},
     "exaone4": {"sliding_window": 6, "sliding_window_pattern": 2},
     "falcon": {"head_dim": ...},
     "gemma4": GEMMA4_EXPERTS,
@@ -40,7 +42,12 @@ FALLBACK_CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "granitemoehybrid": {
+        "layer_types": ["full_attention"] * 2, "num_local_experts": 4, "num_experts_per_tok": 2, "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+    },
     "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "mimo_v2_flash": {"v_head_dim": 4, "swa_v_head_dim": 4},
     "minicpm3": {**_LATENT, "head_dim": ...},
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "ministral": _SLIDING,

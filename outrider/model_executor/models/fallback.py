@@ -100,7 +100,7 @@ class _Module:
 
         self.decoder.forward = forward
         self.model(input_ids=token, position_ids=token, use_cache=False, logits_to_keep=token[0], return_dict=True)
-        if not outputs:
+        if not outputs or not hasattr(outputs[0], "last_hidden_state"):
             raise ModelError("its head is applied to another module than its decoder")
         return probe
 

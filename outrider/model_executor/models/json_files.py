@@ -59,7 +59,7 @@ def parse_object(path: Path, content: bytes, what: str = "") -> dict[str, Any]:
     """The JSON object that the content of a file, or the part of it called ``what``, is."""
     where = f"{path}{what}"
     try:
-        parsed = json.loads(content.decode("utf-8-sig"))
+        parsed = json.loads(content.decode("utf-8-sig"), object_hook=_with_floats)
     except UnicodeDecodeError as error:
         raise ModelError(f"{where} is not JSON in UTF-8: byte {error.start} does not fit") from error
     except RecursionError as error:
@@ -69,6 +69,12 @@ def parse_object(path: Path, content: bytes, what: str = "") -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ModelError(f"{where} holds no JSON object")
     return parsed
+
+
+def _with_floats(parsed: dict[str, Any]) -> dict[str, Any] | float:
+    """A number that JSON has not, which transformers writes as an object; other objects as they are."""
+    named = parsed.get("__float__") if len(parsed) == 1 else None
+    return float(named) if named in ("Infinity", "-Infinity", "NaN") else parsed
 
 
 def validated(path: Path, schema: TypeAdapter[ValueT], content: object, what: str = "") -> ValueT:
