@@ -20,6 +20,7 @@ from outrider.transport.convert.chat import chat_from_proto
 from outrider.types import SparseEvidence, TokenScores
 from outrider.v1 import chat_pb2, generation_pb2, link_pb2, sampling_pb2
 from tests.support.equality import same
+from tests.support.examples import SAME_EACH_TIME
 from tests.transport import values
 
 Case = tuple[st.SearchStrategy[Any], Callable[[Any], Any], Callable[[Any], Any]]
@@ -75,7 +76,7 @@ NUM_EXAMPLES = {"description": 12}
 def test_round_trip_through_bytes(name: str) -> None:
     strategy, write, read = CASES[name]
 
-    @settings(max_examples=NUM_EXAMPLES.get(name, 60), deadline=None)
+    @settings(SAME_EACH_TIME, max_examples=NUM_EXAMPLES.get(name, 60))
     @given(strategy)
     def check(value: Any) -> None:
         message = write(value)

@@ -23,6 +23,7 @@ from outrider.transport.malformed import Unchecked
 from outrider.transport.remote import RemoteDraft
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import link_pb2
+from tests.support.examples import SAME_EACH_TIME
 from tests.support.scripted_generator import ScriptedGenerator
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
 from tests.transport.conftest import Serve
@@ -85,6 +86,7 @@ def test_what_is_long_and_not_many_passes() -> None:
     check_num_fields(pb.GenerateRequest(prompt_text="\x3a\x00" * 3_000_000).SerializeToString(), REQUEST)
 
 
+@SAME_EACH_TIME
 @given(st.binary(max_size=60))
 @example(b"\x22\xff")
 @example(b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")

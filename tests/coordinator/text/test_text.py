@@ -13,6 +13,7 @@ from outrider.tokenization import ModelText, TextTokenizer
 from outrider_coordinator.text import Detokenizer, StopMatcher
 from outrider_coordinator.text.stops import StopMatch, StopText
 from tests.coordinator.tokenizers_for_tests import END, START, byte_fallback, byte_level, text_tokenizer
+from tests.support.examples import SAME_EACH_TIME
 
 BYTES = byte_level()
 BYTE_TEXT = text_tokenizer(BYTES)
@@ -36,14 +37,14 @@ def test_characters_are_never_split_and_the_text_is_whole(tokenizer: TextTokeniz
 
 
 @given(st.text(max_size=40))
-@settings(deadline=None, max_examples=150)
+@settings(SAME_EACH_TIME, max_examples=150)
 def test_any_text_comes_out_as_it_went_in(text: str) -> None:
     for tokenizer in (BYTE_TEXT, TORN_TEXT):
         assert "".join(pieces_of(tokenizer, list(tokenizer.encode_prompt(text)))) == text
 
 
 @given(st.lists(st.integers(0, 255), max_size=60))
-@settings(deadline=None, max_examples=150)
+@settings(SAME_EACH_TIME, max_examples=150)
 def test_any_bytes_give_the_text_of_all_of_them(token_ids: list[int]) -> None:
     pieces = pieces_of(BYTE_TEXT, token_ids)
     assert "".join(pieces) == BYTE_TEXT.decode(token_ids)
@@ -175,7 +176,7 @@ def test_the_earliest_match_wins() -> None:
 
 
 @given(st.text(alphabet="abc", max_size=20), st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3))
-@settings(deadline=None, max_examples=300)
+@settings(SAME_EACH_TIME, max_examples=300)
 def test_what_comes_out_does_not_depend_on_the_pieces(text: str, stops: list[str]) -> None:
     one_piece, letters = run_stops(tuple(stops), [text]), run_stops(tuple(stops), list(text))
     assert "".join(one_piece[0]) == "".join(letters[0])
@@ -203,7 +204,7 @@ pushes = st.lists(st.tuples(st.text(alphabet="ab", max_size=6), st.booleans()), 
 
 
 @given(pushes, st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=3))
-@settings(deadline=None, max_examples=500)
+@settings(SAME_EACH_TIME, max_examples=500)
 def test_stops_are_found_as_by_looking_at_every_end(pieces: list[tuple[str, bool]], stops: list[str]) -> None:
     matcher, text, given_out = StopMatcher(stops), "", ""
     for piece, armed in pieces:
