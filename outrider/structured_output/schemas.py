@@ -52,8 +52,10 @@ _FEW_REMAINDERS = 50
 """Bound where the factors of 10 are many."""
 _JOINING = ("$ref", "allOf", "anyOf", "oneOf")
 """Keywords by which several schemas hold for one value."""
-_LEAST_INTEGER = -(1 << 63) + 1024
-"""Bound on lower bounds of integers, next to that of 64 bits, which the engine cannot negate."""
+_FARTHEST = 9_000_000_000_000_000_000
+"""Farthest bound of numbers that the engine takes, next to those of integers of 64 bits. Farther ones are brought to
+it, so that no more is accepted.
+"""
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
 _MOST_DEEP = 128
 """Nesting of a schema, below Python's recursion limit."""
@@ -126,8 +128,10 @@ def _prepare_value(key: str, value: Json, depth: int, root: Json) -> Json:
         return [_prepare(entry, depth, root) for entry in value]
     if key in _COUNTS and isinstance(value, float) and value.is_integer():
         return int(value)
-    if key == "minimum" and isinstance(value, int | float) and -(1 << 63) <= value < _LEAST_INTEGER:
-        return _LEAST_INTEGER
+    if key in ("minimum", "exclusiveMinimum") and isinstance(value, int | float) and value < -_FARTHEST:
+        return -_FARTHEST
+    if key in ("maximum", "exclusiveMaximum") and isinstance(value, int | float) and value > _FARTHEST:
+        return _FARTHEST
     if key == "pattern" and isinstance(value, str):
         return engine_pattern(value)
     return _prepare(value, depth, root) if key in _ONE else value

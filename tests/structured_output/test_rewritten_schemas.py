@@ -59,6 +59,8 @@ CAT, DOG = {"kind": "cat", "n": 1}, {"kind": "dog", "n": 2}
         ({"type": "string", "minLength": 1.0, "maxLength": 3.0}, ("", "abc", "abcd")),
         ({"type": "array", "maxItems": 1.0}, ([], [1], [1, 1])),
         ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, (-5, 0, 7.5)),
+        ({"type": "integer", "maximum": 2**70, "exclusiveMinimum": -(10**30)}, (-5, 10**40, 7.5)),
+        ({"type": "number", "minimum": -1.7e308, "exclusiveMaximum": 1.7e308}, (-5, 2.5)),
         ({"oneOf": [{"$ref": "#/$defs/Cat"}, {"type": "null"}], "$defs": PETS}, (CAT, None, DOG, 3)),
         ({"oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}], "$defs": PETS}, (CAT, DOG, {"kind": "dog"})),
         ({"oneOf": [{"enum": ["a", 1]}, {"const": "b"}], "type": ["string", "integer"]}, ("a", "b", 1, "c")),
