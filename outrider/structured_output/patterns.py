@@ -90,10 +90,23 @@ _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*:"
 _WIDER = r"\u00a0-\ud7ff"
 _STEPS = r"(?:/(?:[^~/]|~[01])*)*"
 _VARIABLE = r"[A-Za-z0-9_]+(?:\*|:[1-9][0-9]{0,3})?"
+_CENTURY_YEARS = "(?:0[48]|[2468][048]|[13579][26])"
+_DATE = (
+    "(?:(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+    "-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    f"|(?:[0-9]{{2}}{_CENTURY_YEARS}|{_CENTURY_YEARS}00)-02-29)"
+)
+"""A day that the Gregorian calendar has, of the years from 1 on."""
+_HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_HOUR}:[0-5][0-9](?:\.[0-9]+)?(?:Z|[+-]{_HOUR})"
 FORMATS = {
     name: engine_pattern(pattern)
     for name, pattern in {
         "regex": _REGEXES,
+        "date": f"^{_DATE}$",
+        "time": f"^{_TIME}$",
+        "date-time": f"^{_DATE}T{_TIME}$",
         "uri-reference": _reference(begins=f"(?:{_SCHEME})?"),
         "iri": _reference(begins=_SCHEME, others=_WIDER),
         "iri-reference": _reference(begins=f"(?:{_SCHEME})?", others=_WIDER),
@@ -102,4 +115,4 @@ FORMATS = {
         "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_STEPS})$",
     }.items()
 }
-"""Patterns of formats that the engine does not know."""
+"""Patterns of formats that the engine does not know, or of which it accepts more: 29 February of any year."""

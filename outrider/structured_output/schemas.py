@@ -35,9 +35,7 @@ _ONE = frozenset(
 )
 _LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
-_ENGINE_FORMATS = frozenset(
-    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
-)
+_ENGINE_FORMATS = frozenset(("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
 _NARROWED = {"idn-email": "email", "idn-hostname": "hostname"}
 """Formats that the engine does not know, and ones of it that accept less."""
 _IN_PLACE = frozenset(

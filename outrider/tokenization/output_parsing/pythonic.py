@@ -34,7 +34,7 @@ class PythonicParser(HeldTextParser):
         """Events of the text that was held back."""
         yield from super().finish()
         if self._held.strip():
-            yield Content(self._held)
+            yield Content(self._opening + self._held)
 
     def _read(self, *, is_final: bool) -> Iterator[Event]:
         if self._form == "begin":

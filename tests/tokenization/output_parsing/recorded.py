@@ -308,6 +308,7 @@ CASES = [
         '[now(from="a, b=(", max-results=3, class=[1, {"k": "v=,"}])]',
         [("now", {"from": "a, b=(", "max-results": 3, "class": [1, {"k": "v=,"}]})],
     ),
+    Case("pythonic, cut", of("pythonic"), "[now(x=1", content="[now(x=1"),
     Case("pythonic, twice", of("pythonic"), "[now(from=1, from=2)]", content="[now(from=1, from=2)]"),
     Case("pythonic, other name", of("pythonic"), "[print(1)]", content="[print(1)]"),
     # gpt-oss.
