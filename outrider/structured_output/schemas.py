@@ -79,13 +79,14 @@ def prepare_schema(schema: Json) -> Json:
         found = _prepare(schema, 0, schema)
     except RecursionError:
         raise ValueError("is nested too deeply") from None
+    together: set[float] = set()
     for path, own in subschemas(found):
         if _counts_repeated_names(own):
             raise ValueError(f"{path}/minProperties is not supported beyond required names and one more")
         if _has_many_remainders(_divisors(own)):
             most = f"{_MOST_REMAINDERS:,}"
             raise ValueError(f"{path}/multipleOf is not supported above {most}, unless by factors of 10")
-    together = {divisor for _, own in subschemas(found) for divisor in _divisors(own)}
+        together.update(_divisors(own))
     if _has_many_remainders(together) and find_keyword(found, _JOINING):
         path = find_keyword(found, ["multipleOf"])
         raise ValueError(f"{path} is not supported beside others: their multiple is above {_MOST_REMAINDERS:,}")

@@ -25,8 +25,7 @@ from outrider_coordinator.stats.request_timings import NANOSECONDS
 
 def in_batch(batch: EventBatch[Any]) -> EventBatch[Any]:
     """The message with its single answers, which services of the same process may give, as arrays after those that it
-    has. They stay events where the parts of one do not fit each other:
-    each session says what is wrong.
+    has. They stay events where the parts of one do not fit each other: each session says what is wrong.
     """
     answers = [one for one in batch.timed() if isinstance(one[0], Proposal | Scores)]
     if not answers:
