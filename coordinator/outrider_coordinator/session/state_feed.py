@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outrider_coordinator.session.drafting import room_for
 from outrider_coordinator.session.state import SessionState
+from outrider_coordinator.speculation import LONGEST_INLINE_FEED
 
 
 def is_to_follow(session: SessionState) -> bool:
@@ -12,6 +13,20 @@ def is_to_follow(session: SessionState) -> bool:
     """
     if not (session.draft.reads_states and session.policy.is_to_draft(session.speculation)):
         return False
+    return _has_room(session)
+
+
+def is_feed_due(session: SessionState) -> bool:
+    """True if its draft is to be asked how much it holds, or to take the hidden states that have come for it. Those of
+    a prompt it takes also once it is not to draft: unread, they would hold the memory that others' travel through.
+    """
+    side = session.draft
+    holds_prompt = side.states.num_rows > LONGEST_INLINE_FEED
+    is_due = not side.has_answered or holds_prompt or side.states.is_full
+    return is_due and (is_to_follow(session) or (holds_prompt and _has_room(session)))
+
+
+def _has_room(session: SessionState) -> bool:
     return room_for(session, 1, session.tokens.length, session.output.num_remaining - 1) > 0
 
 

@@ -33,8 +33,7 @@ from outrider_coordinator.session.drafting import (
 from outrider_coordinator.session.forced_tokens import forced_proposal, least_forced
 from outrider_coordinator.session.readiness import Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
-from outrider_coordinator.session.state_feed import is_to_follow, part_length, wants_states
-from outrider_coordinator.speculation import LONGEST_INLINE_FEED
+from outrider_coordinator.session.state_feed import is_feed_due, is_to_follow, part_length, wants_states
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 LOOKAHEAD_STEPS = 64
@@ -133,8 +132,7 @@ def feed_states(session: SessionState) -> None:
     side = session.draft
     if not side.reads_states or side.asked is not None:
         return
-    is_due = not side.has_answered or side.states.num_rows > LONGEST_INLINE_FEED or side.states.is_full
-    if is_due and is_to_follow(session):
+    if is_feed_due(session):
         ask_draft(session, 0)
 
 

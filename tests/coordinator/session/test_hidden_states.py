@@ -99,6 +99,16 @@ class ReadingDraft:
         assert asked.num_kept_tokens <= first
         return replace(event, hidden_states=states(first, event.base_length + len(asked.draft_token_ids)))
 
+    def holding_nothing(self, events: Sequence[DraftEvent]) -> list[DraftEvent]:
+        """Answers of a draft that was sent text without states."""
+        asked = {command.generation: command for command in self.setting.extends}
+        return [
+            replace(event, base_length=0)
+            if isinstance(event, Proposal) and asked[event.generation].hidden_states is None
+            else event
+            for event in events
+        ]
+
     @property
     def scores(self) -> list[Score]:
         return [command for command in self.setting.bench.sent_to_target if isinstance(command, Score)]
@@ -198,6 +208,27 @@ def test_plain_decoding_hands_over_nothing_and_drafting_goes_on_from_what_the_dr
     assert driven.token_ids == own_tokens(plan_of(temperature=0.0, max_tokens=60))
 
 
+def test_a_draft_takes_the_states_of_a_prompt_also_when_decoding_has_turned_plain_meanwhile() -> None:
+    reading = ReadingDraft()
+    bench = reading.setting.bench
+    bench.change_draft_events = reading.holding_nothing
+    policy = bench.policy = Switched()
+    with_states = bench.change_target_events
+
+    def turned_plain(events: Sequence[TargetEvent]) -> list[TargetEvent]:
+        policy.is_speculating = False
+        return with_states(list(events))
+
+    bench.change_target_events = turned_plain
+    prompt = [index % 7 for index in range(40)]
+    driven = reading.start(prompt=prompt)
+    bench.run()
+    assert [score.hidden_states_from for score in reading.scores[:2]] == [0, None]
+    fed = [extend.hidden_states for extend in reading.setting.extends if extend.hidden_states is not None]
+    assert [(one.start, one.end) for one in fed] == [(0, len(prompt))]
+    assert driven.token_ids == own_tokens(plan_of(temperature=0.0, max_tokens=60, prompt=prompt))
+
+
 @pytest.mark.parametrize("fields", [{}, {"max_tokens": 1}, {"prompt": [index % 7 for index in range(90)]}])
 def test_a_head_that_is_not_used_costs_no_command(fields: dict[str, Any]) -> None:
     """Requests to the target are those without a draft, in the same rounds, when nothing is to be drafted."""
@@ -231,19 +262,9 @@ class LongPrompt(ReadingDraft):
         monkeypatch.setattr(hidden_states, "MAX_FEED_BYTES", 8)
         monkeypatch.setattr(draft_side, "MAX_FEED_BYTES", 8)
         self.setting.bench.facts = DraftFacts(hidden_state_layers=(1,), hidden_state_bytes=1)
-        self.setting.bench.change_draft_events = self._holding_nothing
+        self.setting.bench.change_draft_events = self.holding_nothing
         self.plan = plan_of(prompt=[index % 7 for index in range(90)], temperature=0.0, max_tokens=20)
         self.driven = self.setting.bench.add(self.plan)
-
-    def _holding_nothing(self, events: Sequence[DraftEvent]) -> list[DraftEvent]:
-        """Answers of a draft that was sent text without states."""
-        asked = {command.generation: command for command in self.setting.extends}
-        return [
-            replace(event, base_length=0)
-            if isinstance(event, Proposal) and asked[event.generation].hidden_states is None
-            else event
-            for event in events
-        ]
 
     def is_right(self) -> bool:
         return self.driven.token_ids == own_tokens(self.plan)
