@@ -235,6 +235,11 @@ class AnswerBatch(Generic[EventT_co]):
         return self.outside_masses is not None or self.supports is not None
 
     @property
+    def unsigned_ids(self) -> Column:  # [T] uint32
+        """Token ids, of which a negative one is high."""
+        return self.token_ids.view(U4) if self.token_ids.dtype == I4 else self.token_ids
+
+    @property
     def channel_key(self) -> bytes:
         """Names proposals on their channel: by sessions and generations."""
         return _channel_key(self.sessions, self.generations)

@@ -19,8 +19,9 @@ if __name__ == "__main__":
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from outrider.config import CoordinatorSettings
 from outrider.process.cpu_affinity.keeper import pinned_to_cpus
@@ -73,13 +74,15 @@ async def _serve(
     following = asyncio.create_task(_follow_target(server, target_up))
     stats_task = asyncio.create_task(log_stats(settings.log_interval_s, coordinator.readings, coordinator_fields))
     try:
-        if await _start_unless(ending, coordinator):
+        if await _unless(ending.begun, coordinator.start()):
             settle_process()
             with loop_watched(settings.hang_timeout_s):
                 async with pinned_to_cpus(settings.num_awake_processors, lambda: coordinator.num_running > 0):
                     await ending.begun.wait()
                     _log.info("draining")
-                    await _drain(server, ending, settings)
+                    # A second signal ends the requests at once that still run.
+                    draining = server.drain(delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s)
+                    await _unless(ending.hurried, draining)
     finally:
         following.cancel()
         stats_task.cancel()
@@ -91,18 +94,13 @@ def _coordinator(
     settings: CoordinatorSettings, on_target: Callable[[bool], None], tracing: Tracing | None
 ) -> Coordinator:
     """Coordinator with the targets and where there are any the drafts at the addresses of the settings."""
-    security = link_security(settings)
-    interval_s, timeout_s = settings.resolve_interval_s, settings.link_timeout_ms / 1000
+    security, timeout_s = link_security(settings), settings.link_timeout_ms / 1000
     to_target = partial(RemoteTarget, connect_timeout_s=timeout_s, link_timeout_s=timeout_s)
     to_draft = partial(RemoteDraft, connect_timeout_s=timeout_s, link_timeout_s=timeout_s)
-    targets = RemoteReplicas(
-        settings.target_address, to_target, security, interval_s=interval_s, setting="target_address"
-    )
-    drafts = None
-    if settings.draft_address is not None:
-        drafts = RemoteReplicas(
-            settings.draft_address, to_draft, security, interval_s=interval_s, setting="draft_address"
-        )
+    replicas = partial(RemoteReplicas, security=security, interval_s=settings.resolve_interval_s)
+    targets = replicas(settings.target_address, to_target, setting="target_address")
+    draft_address = settings.draft_address
+    drafts = None if draft_address is None else replicas(draft_address, to_draft, setting="draft_address")
     return Coordinator(targets, drafts, settings, on_target=on_target, tracing=tracing)
 
 
@@ -112,30 +110,16 @@ async def _follow_target(server: Server, target_up: asyncio.Queue[bool]) -> None
         await server.set_serving(await target_up.get())
 
 
-async def _drain(server: Server, ending: Ending, settings: CoordinatorSettings) -> None:
-    """Let running requests finish within the grace; a second signal ends them at once."""
-    draining = asyncio.create_task(server.drain(delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s))
-    hurried = asyncio.create_task(ending.hurried.wait())
+async def _unless(signal: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
+    """True if the work has ended, whose error is raised; False when the signal came first, which cancels it."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(signal.wait())
     try:
-        await asyncio.wait((draining, hurried), return_when=asyncio.FIRST_COMPLETED)
-        if draining.done():
-            await draining
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+        return working.done()
     finally:
-        for task in (draining, hurried):
-            task.cancel()
-
-
-async def _start_unless(ending: Ending, coordinator: Coordinator) -> bool:
-    """True if the coordinator has started; False when the signal came first. Raises what kept it from starting."""
-    starting = asyncio.create_task(coordinator.start())
-    stopping = asyncio.create_task(ending.begun.wait())
-    try:
-        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            await starting
-        return starting.done()
-    finally:
-        for task in (starting, stopping):
+        for task in (working, stopping):
             task.cancel()
 
 

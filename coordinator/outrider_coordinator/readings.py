@@ -24,9 +24,9 @@ def coordinator_readings(
 ) -> list[Reading]:
     """All current readings; called on the event loop, between events."""
     return [
-        Reading("outrider_num_requests_running", request_manager.admission.num_running),
-        Reading("outrider_num_requests_waiting", request_manager.admission.num_waiting),
-        Reading("outrider_num_requests_paused", request_manager.admission.num_paused),
+        Reading("outrider_num_requests_running", len(request_manager.admission.running)),
+        Reading("outrider_num_requests_waiting", len(request_manager.admission.waiting)),
+        Reading("outrider_num_requests_paused", len(request_manager.admission.paused)),
         *_endings(request_manager),
         *each("outrider_requests_refused_total", "reason", refusals.items()),
         *each("outrider_replicas_attached", "side", _attached(services)),

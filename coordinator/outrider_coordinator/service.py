@@ -175,8 +175,8 @@ class Coordinator:
             acceptance_method=self._settings.acceptance_method,
             draft_attached=draft is not None and draft.is_up,
             version=__version__,
-            num_running=self.request_manager.admission.num_running,
-            num_waiting=self.request_manager.admission.num_waiting,
+            num_running=len(self.request_manager.admission.running),
+            num_waiting=len(self.request_manager.admission.waiting),
             target_pages_free=self.services.target.num_pages_free,
             draft_pages_free=draft.num_pages_free if draft else 0,
             draft_length_mode=self._settings.draft_length.value,
@@ -200,7 +200,7 @@ class Coordinator:
     @property
     def num_running(self) -> int:
         """Requests that run."""
-        return self.request_manager.admission.num_running
+        return len(self.request_manager.admission.running)
 
     def readings(self) -> list[Reading]:
         """Figures of this moment, under the names that metrics have; to be called on the coordinator's event loop."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from outrider.ports import DraftEvent, EventBatch, TargetEvent
 from outrider.types import AcceptanceMethod, SamplingParams
-from outrider_coordinator.acceptance import JudgeRules
+from outrider_coordinator.acceptance import JudgeRules, judging_rule
 from outrider_coordinator.session.actions import (
     Action,
     DraftWaitBegan,
@@ -38,7 +38,7 @@ def make_plan(
     **fields: Any,
 ) -> EngineRequest:
     sampling = fields.pop("sampling", None) or SamplingParams(temperature=temperature)
-    rules = JudgeRules.of(method, temperature=temperature, num_token_ids=vocab_size)
+    rules = JudgeRules(judging_rule(method, temperature=temperature), vocab_size)
     return EngineRequest(
         prompt_token_ids=tuple(prompt),
         max_tokens=max_tokens,

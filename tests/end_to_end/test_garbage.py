@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outrider_coordinator.requests import reader_pauses
+from outrider_coordinator.requests import request_runner
 from tests.end_to_end.waiting import Reader, all_free, eventually
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
@@ -84,7 +84,7 @@ async def test_a_request_leaves_no_garbage_of_ours(play: Callable[[Stack], Await
 
 async def test_a_request_that_was_paused_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timers leave none either, of which one has fired, and one has not when it ends."""
-    monkeypatch.setattr(reader_pauses, "MAX_PAUSE_WITH_PAGES_S", 0.01)
+    monkeypatch.setattr(request_runner, "MAX_PAUSE_WITH_PAGES_S", 0.01)
 
     async def pause(stack: Stack) -> None:
         reader = Reader(stack, **{**ASKED, "max_tokens": 200}, timeout=600.0)

@@ -39,8 +39,8 @@ def stats_of(coordinator: Coordinator) -> CoordinatorStats:
     assert isinstance(refused, int)
     num_cancelled = endings.by_reason[FinishReason.CANCELLED]
     return CoordinatorStats(
-        num_running=manager.admission.num_running,
-        num_waiting=manager.admission.num_waiting,
+        num_running=len(manager.admission.running),
+        num_waiting=len(manager.admission.waiting),
         num_finished=endings.by_reason.total() - num_cancelled,
         num_cancelled=num_cancelled,
         num_expired=endings.num_expired,

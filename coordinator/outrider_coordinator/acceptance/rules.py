@@ -52,21 +52,6 @@ class JudgeRules:
     verifies_blocks: bool = False
     """Rejection: whether the draft tokens of a step are judged together."""
 
-    @classmethod
-    def of(
-        cls,
-        method: AcceptanceMethod,
-        *,
-        temperature: float,
-        num_token_ids: int,
-        posterior_threshold: float = 0.09,
-        posterior_alpha: float = 0.3,
-        verifies_blocks: bool = False,
-    ) -> JudgeRules:
-        """The rules of a request; temperature 0 is greedy under every method."""
-        rule = judging_rule(method, temperature=temperature)
-        return cls(rule, num_token_ids, posterior_threshold, posterior_alpha, verifies_blocks)
-
     @property
     def is_of_target_alone(self) -> bool:
         """True if no draft can change the output, whatever it proposes."""

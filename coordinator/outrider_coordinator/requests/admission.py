@@ -25,11 +25,13 @@ class Admission(Generic[EntryT]):
     """Bounds: at most ``max_running`` running entries, and a queue of at most ``max_queue`` waiting ones."""
 
     def __init__(self, *, max_running: int, max_queue: int) -> None:
-        self._max_running = max_running
+        self.max_running = max_running
+        """May change: entries beyond a lower limit continue, and none starts until fewer run."""
         self._max_queue = max_queue
-        self._running: dict[EntryT, None] = {}
-        self._waiting: deque[EntryT] = deque()
-        self._paused: dict[EntryT, None] = {}
+        self.running: dict[EntryT, None] = {}
+        self.waiting: deque[EntryT] = deque()
+        """The next one first."""
+        self.paused: dict[EntryT, None] = {}
         self._is_blocked = False
         self._arrivals: dict[EntryT, tuple[int, int]] = {}
         """Priority and number of each entry: its place in the queue."""
@@ -39,46 +41,12 @@ class Admission(Generic[EntryT]):
         self._on_trial: EntryT | None = None
         """The entry that was started last, while it is not known whether it has room."""
 
-    @property
-    def running(self) -> tuple[EntryT, ...]:
-        """The running entries."""
-        return tuple(self._running)
-
-    @property
-    def waiting(self) -> tuple[EntryT, ...]:
-        """The waiting entries, the next one first."""
-        return tuple(self._waiting)
-
-    @property
-    def paused(self) -> tuple[EntryT, ...]:
-        """The paused entries."""
-        return tuple(self._paused)
-
-    @property
-    def num_running(self) -> int:
-        """Number of running entries."""
-        return len(self._running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of waiting entries."""
-        return len(self._waiting)
-
-    @property
-    def num_paused(self) -> int:
-        """Number of paused entries."""
-        return len(self._paused)
-
-    def set_max_running(self, max_running: int) -> None:
-        """Change the limit. Entries beyond a lower limit continue; none starts until fewer run."""
-        self._max_running = max_running
-
     def submit(self, entry: EntryT, *, priority: int = 0) -> None:
         """Put an entry into the queue behind those of its priority; ``CapacityError`` if the queue is full."""
-        is_free = not self._waiting and self._has_place()
-        if not is_free and len(self._waiting) >= self._max_queue:
+        is_free = not self.waiting and self._has_place()
+        if not is_free and len(self.waiting) >= self._max_queue:
             raise CapacityError(
-                f"{len(self._running)} requests run and {len(self._waiting)} wait: no more can be taken",
+                f"{len(self.running)} requests run and {len(self.waiting)} wait: no more can be taken",
                 retry_after_ms=RETRY_AFTER_MS,
             )
         self._arrivals[entry] = priority, next(self._arrival_numbers)
@@ -86,10 +54,10 @@ class Admission(Generic[EntryT]):
 
     def next(self) -> EntryT | None:
         """Return the next entry that may run now, if any."""
-        if not self._waiting or not self._has_place():
+        if not self.waiting or not self._has_place():
             return None
-        entry = self._waiting.popleft()
-        self._running[entry] = None
+        entry = self.waiting.popleft()
+        self.running[entry] = None
         if self._is_short_of_room:
             self._on_trial = entry
         return entry
@@ -103,7 +71,7 @@ class Admission(Generic[EntryT]):
 
     def put_back(self, entry: EntryT) -> None:
         """Return an entry without room to its place in the queue; none starts before ``unblock``."""
-        del self._running[entry]
+        del self.running[entry]
         self._enqueue(entry)
         self._is_blocked = self._is_short_of_room = True
         if self._on_trial is entry:
@@ -114,21 +82,21 @@ class Admission(Generic[EntryT]):
         arrival = self._arrivals[entry]
         self.leave(entry)
         self._arrivals[entry] = arrival
-        self._paused[entry] = None
+        self.paused[entry] = None
 
     def resume(self, entry: EntryT) -> bool:
         """Return a paused entry to its place in the queue, which may hold more than ``max_queue`` then; return whether
         it was paused.
         """
-        if entry not in self._paused:
+        if entry not in self.paused:
             return False
-        del self._paused[entry]
+        del self.paused[entry]
         self._enqueue(entry)
         return True
 
     def _enqueue(self, entry: EntryT) -> None:
-        place = bisect.bisect(self._waiting, self._arrivals[entry], key=self._arrivals.__getitem__)
-        self._waiting.insert(place, entry)
+        place = bisect.bisect(self.waiting, self._arrivals[entry], key=self._arrivals.__getitem__)
+        self.waiting.insert(place, entry)
         self._is_blocked = self._is_blocked and place > 0  # a new head may have room where the last one had none
 
     def unblock(self) -> None:
@@ -137,21 +105,21 @@ class Admission(Generic[EntryT]):
 
     def leave(self, entry: EntryT) -> None:
         """Remove an entry in any state and free what it held."""
-        if entry in self._running:
-            del self._running[entry]
+        if entry in self.running:
+            del self.running[entry]
             self._is_blocked = False
-        elif entry in self._waiting:
+        elif entry in self.waiting:
             # The head may have been what there was no room for.
-            self._is_blocked = self._is_blocked and self._waiting[0] is not entry
-            self._waiting.remove(entry)
-        self._paused.pop(entry, None)
+            self._is_blocked = self._is_blocked and self.waiting[0] is not entry
+            self.waiting.remove(entry)
+        self.paused.pop(entry, None)
         self._arrivals.pop(entry, None)
         if self._on_trial in (entry, None):
             self._end_trial()
 
     def _end_trial(self) -> None:
         self._on_trial = None
-        self._is_short_of_room = self._is_short_of_room and bool(self._waiting)
+        self._is_short_of_room = self._is_short_of_room and bool(self.waiting)
 
     def _has_place(self) -> bool:
-        return not self._is_blocked and self._on_trial is None and len(self._running) < self._max_running
+        return not self._is_blocked and self._on_trial is None and len(self.running) < self.max_running

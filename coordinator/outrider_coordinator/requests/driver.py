@@ -12,7 +12,6 @@ from outrider.errors import OutriderError
 from outrider.ports import DraftCommand, DraftEvent, TargetCommand, TargetEvent
 from outrider.types import ModelDescription
 from outrider_coordinator.requests.failover import Failover
-from outrider_coordinator.requests.reader_pauses import ReaderPauses
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_runner import RequestRunner
 from outrider_coordinator.requests.request_state import RequestState
@@ -66,17 +65,11 @@ class Driver:
             self.services, self.placement, request_manager, self._deliver, target_timeout_s=settings.target_timeout_s
         )
         self._runner = RequestRunner(self.services, self.placement, request_manager, self._failover, self._deliver)
-        self._reader_pauses = ReaderPauses(request_manager, self._runner, self._deliver)
-        self.park = self._runner.park
+        self.submit, self.park = self._runner.submit, self._runner.park
         self.found_room = self._runner.found_room
         self.retry_draft = self._failover.retry_draft
 
     # Requests.
-
-    def submit(self, request: RequestState) -> None:
-        """Admit a request; ``CapacityError`` if the queue is full."""
-        self._reader_pauses.watch(request)
-        self._runner.submit(request)
 
     def expire_after(self, request: RequestState, seconds: float) -> None:
         """End the request with ``DeadlineError`` after this time."""

@@ -6,17 +6,20 @@ of its new place.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from outrider.errors import UnavailableError
-from outrider_coordinator.requests.request_log import log_link_lost
+from outrider.telemetry.logs import records_about
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.partners import share_device
 from outrider_coordinator.routing.placement import Placement
 from outrider_coordinator.routing.services import DraftReplica, Services, TargetReplica
 from outrider_coordinator.session.draft_side import DraftFacts
+
+_log = logging.getLogger(__name__)
 
 Deliver = Callable[[RequestState, Callable[[], None]], None]
 """Brings an event to a request's session."""
@@ -49,7 +52,7 @@ class Failover:
         orphans = [request for request in self._request_manager.running() if request.place.target is replica]
         for request in orphans:
             self._placement.leave_target(request.place)
-            self._deliver(request, partial(_lose_target, request))
+            self._lose(request, request.loop.target_lost, "target is lost: it is rebuilt when a target is available")
         self.has_suspects = self.has_suspects or any(request.loop.is_suspect for request in orphans)
         self.find_targets(orphans)
         for request in orphans:
@@ -62,7 +65,7 @@ class Failover:
         orphans = [request for request in self._request_manager.running() if request.place.draft is replica]
         for request in orphans:
             self._placement.leave_draft(request.place)
-            self._deliver(request, partial(_lose_draft, request))
+            self._lose(request, request.loop.draft_lost, "draft is lost: it continues without until one is available")
         self.find_drafts(orphans)
 
     def find_targets(self, requests: Iterable[RequestState]) -> None:
@@ -126,18 +129,13 @@ class Failover:
             error = UnavailableError(f"no target that could hold it was back after {self._target_timeout_s:g} s")
             self._deliver(request, partial(request.loop.fail, error))
 
+    def _lose(self, request: RequestState, event: Callable[[], None], loss: str) -> None:
+        with records_about(request.log_fields):
+            _log.info("the session's %s", loss)
+        self._deliver(request, event)
+
     def _is_running(self, request: RequestState) -> bool:
         return self._request_manager.find(request.session) is request
-
-
-def _lose_target(request: RequestState) -> None:
-    log_link_lost("target")
-    request.loop.target_lost()
-
-
-def _lose_draft(request: RequestState) -> None:
-    log_link_lost("draft")
-    request.loop.draft_lost()
 
 
 def _facts_of(replica: DraftReplica, target: TargetReplica | None) -> DraftFacts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +20,8 @@ from outrider.requests import checks_against_model, checks_of_request, checks_of
 from outrider.structured_output import GrammarCompiler, Matcher
 from outrider.tokenization import ModelText, TextTokenizer
 from outrider.tokenization.sampling_defaults import MAX_NEW_TOKENS
-from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
-from outrider_coordinator.acceptance import JudgeRules
+from outrider.types import ModelDescription, SamplingParams
+from outrider_coordinator.acceptance import JudgeRules, judging_rule
 from outrider_coordinator.routing.placement import capacity, check_room
 from outrider_coordinator.session.engine_request import EngineRequest
 
@@ -117,7 +117,15 @@ class InputProcessor:
         max_tokens = self._max_tokens(request, len(prompt))
         sampling = yield from self._sampling(request, texts.bad_words)
         method = request.acceptance_method or self._settings.acceptance_method
-        rules = self._rules(method, sampling.temperature)
+        rules = JudgeRules(
+            judging_rule(method, temperature=sampling.temperature),
+            target.num_token_ids,
+            self._settings.posterior_threshold,
+            self._settings.posterior_alpha,
+            verifies_blocks=self._settings.rejection_sample_method is RejectionSampleMethod.BLOCK,
+        )
+        # None where a draft could change the output, and drafts are not trusted.
+        may_draft = self._settings.trusted_drafts or rules.is_of_target_alone
         return EngineRequest(
             prompt_token_ids=prompt,
             max_tokens=max_tokens,
@@ -125,12 +133,12 @@ class InputProcessor:
             seed=secrets.randbits(64) if request.seed is None else request.seed,
             acceptance_method=method,
             rules=rules,
-            num_token_ids=self._target.num_token_ids,
+            num_token_ids=target.num_token_ids,
             eos_token_ids=() if request.ignore_eos else self.eos_token_ids,
             stop_token_ids=request.stop_token_ids,
             stop=request.stop,
             include_stop=request.include_stop_str_in_output,
-            num_speculative_tokens=self._num_speculative_tokens(request, rules),
+            num_speculative_tokens=request.num_speculative_tokens if may_draft else 0,
             num_logprobs=request.logprobs,
             num_prompt_logprobs=request.prompt_logprobs,
             logprobs_mode=self._settings.logprobs_mode,
@@ -144,20 +152,6 @@ class InputProcessor:
             matcher=texts.matcher,
             tells_progress=request.resumable,
         )
-
-    def _rules(self, method: AcceptanceMethod, temperature: float) -> JudgeRules:
-        return JudgeRules.of(
-            method,
-            temperature=temperature,
-            num_token_ids=self._target.num_token_ids,
-            posterior_threshold=self._settings.posterior_threshold,
-            posterior_alpha=self._settings.posterior_alpha,
-            verifies_blocks=self._settings.rejection_sample_method is RejectionSampleMethod.BLOCK,
-        )
-
-    def _num_speculative_tokens(self, request: GenerationRequest, rules: JudgeRules) -> int | None:
-        """The request's own; 0 where a draft could change the output, and drafts are not trusted."""
-        return request.num_speculative_tokens if self._settings.trusted_drafts or rules.is_of_target_alone else 0
 
     def _check_settings(self, request: GenerationRequest) -> None:
         """Raise ``InvalidRequestError`` for what this coordinator does not offer."""
@@ -207,17 +201,14 @@ class InputProcessor:
             allowed.update(dict.fromkeys(part))
             if is_long(request.sampling.allowed_token_ids):
                 yield
-        defaults = self._model_defaults(request.defaulted)
+        defaults: dict[str, Any] = {name: self._defaults[name] for name in request.defaulted & self._defaults.keys()}
         yield from checks_of_sampling(replace(request.sampling, allowed_token_ids=(), **defaults))
         changes: dict[str, Any] = {"bad_words": bad_words, "allowed_token_ids": tuple(allowed)}
         return replace(request.sampling, **changes, **defaults)
 
-    def _model_defaults(self, names: Collection[str]) -> dict[str, Any]:
-        """The model's own defaults of parameters that the request leaves open."""
-        return {name: value for name, value in self._defaults.items() if name in names}
-
     @property
     def _defaults(self) -> Mapping[str, float | int]:
+        """The model's own defaults of parameters that a request leaves open."""
         return self.text.sampling_defaults if self._settings.generation_config is GenerationConfig.AUTO else {}
 
     def _bad_words(self, request: GenerationRequest) -> Runs:

@@ -15,17 +15,6 @@ from outrider_coordinator.session.loop import SessionLoop
 _log = logging.getLogger(__name__)
 
 
-def log_link_lost(side: str) -> None:
-    """Log that the link to the session's target or draft has ended."""
-    _log.info("the session's %s is lost: it %s", side, _AFTER_LOSS[side])
-
-
-_AFTER_LOSS = {
-    "target": "is rebuilt when a target is available",
-    "draft": "continues without a draft until one is available",
-}
-
-
 def log_bug(error: Exception) -> None:
     """Log an unexpected exception that ended the request."""
     _log.error("a session failed", exc_info=error)

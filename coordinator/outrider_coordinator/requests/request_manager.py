@@ -78,7 +78,7 @@ class RequestManager:
 
     def running(self) -> tuple[RequestState, ...]:
         """Running requests."""
-        return self.admission.running
+        return tuple(self.admission.running)
 
     def find(self, session: int) -> RequestState | None:
         """The running request with this session number."""
@@ -86,7 +86,7 @@ class RequestManager:
 
     def set_num_targets(self, num_targets: int) -> None:
         """Set the limit of running requests by the number of targets; that of one target while there is none."""
-        self.admission.set_max_running(self._max_running_per_target * max(1, num_targets))
+        self.admission.max_running = self._max_running_per_target * max(1, num_targets)
 
     def submit(self, request_state: RequestState) -> None:
         """Admit a request to the queue; ``CapacityError`` if the queue is full."""
@@ -133,7 +133,7 @@ class RequestManager:
         self._count(request_state, ending)
 
     def _note_load(self) -> None:
-        self.policy.num_requests = self.admission.num_running + self.admission.num_waiting
+        self.policy.num_requests = len(self.admission.running) + len(self.admission.waiting)
 
     def spec_stats(self) -> SpecDecodeStats:
         """Speculation statistics of all requests, running ones included."""

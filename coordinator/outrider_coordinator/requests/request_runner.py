@@ -1,4 +1,10 @@
-"""Request runner: starts requests in order, returns them to the queue if there is no room, and ends them."""
+"""Request runner: starts requests in order, returns them to the queue if there is no room, and ends them.
+
+Requests whose readers are behind compute nothing, and after a while hold no pages. ``OutputCollector`` decides when a
+reader is behind. The session finishes its step and begins no other. After ``MAX_PAUSE_WITH_PAGES_S`` it leaves both
+services and its place among the running requests. When the reader reads on, it returns to its place in the queue and is
+rebuilt from its tokens, as after a preemption.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,9 @@ from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.placement import Placement, check_room
 from outrider_coordinator.routing.services import Services
 from outrider_coordinator.session.actions import Fail, Finish
+
+MAX_PAUSE_WITH_PAGES_S = 1.0
+"""Longer than the hiccups of a reader that is alive, which would each cost a prefill."""
 
 
 class RequestRunner:
@@ -33,7 +42,10 @@ class RequestRunner:
         self._deliver = deliver
 
     def submit(self, request: RequestState) -> None:
-        """Admit a request; ``CapacityError`` if the queue is full."""
+        """Admit a request; ``CapacityError`` if the queue is full. It pauses whenever its reader is behind."""
+        collector = request.output_collector
+        collector.on_behind = partial(self._pause, request)
+        collector.on_caught_up = partial(self._resume, request)
         self._request_manager.submit(request)
         self._admit()
 
@@ -51,7 +63,7 @@ class RequestRunner:
     def park(self, request: RequestState, retry_after_ms: int) -> None:
         """The target has no room: try another one, or wait at the head of the queue for pages, or for a delay."""
         if request.loop.is_paused:  # it needs no room before its reader reads on
-            self.pause(request)
+            self._release(request)
             return
         place = request.place
         if place.target is not None:
@@ -68,8 +80,21 @@ class RequestRunner:
         self._request_manager.park(request)
         request.call_later(retry_after_ms / 1000, self.unblock)
 
-    def pause(self, request: RequestState) -> None:
-        """Release the pages and the place of a request, until ``resume``."""
+    def _pause(self, request: RequestState) -> None:
+        """The reader is behind."""
+        if request.is_over:
+            return
+        self._request_manager.endings.num_pauses += 1
+        request.pause()
+        self._deliver(request, request.loop.pause)
+        request.call_later(MAX_PAUSE_WITH_PAGES_S, partial(self._release_if_paused, request, request.num_pauses))
+
+    def _release_if_paused(self, request: RequestState, pause: int) -> None:
+        if request.loop.is_paused and request.num_pauses == pause:
+            self._release(request)
+
+    def _release(self, request: RequestState) -> None:
+        """Release the pages and the place of a paused request."""
         self._deliver(request, request.loop.release)
         self._placement.leave(request.place)
         self._deliver(request, request.loop.draft_lost)  # as above
@@ -78,8 +103,12 @@ class RequestRunner:
         self._request_manager.pause(request)
         asyncio.get_running_loop().call_soon(self._admit)
 
-    def resume(self, request: RequestState) -> None:
-        """Return a request to its place in the queue, if it was taken out."""
+    def _resume(self, request: RequestState) -> None:
+        """The reader reads on: return the request to its place in the queue, if it was taken out."""
+        if request.is_over:
+            return
+        request.resume()
+        self._deliver(request, request.loop.resume)
         if self._request_manager.resume(request):
             request.park()
             self._admit()

@@ -33,8 +33,7 @@ class RequestState:
         """``latency_histograms`` counts the request's times beside those of others."""
         self.loop = loop
         self.trace = trace
-        loop.trace_items(trace.trace_parent)
-        loop.name_trace(trace.trace_id)
+        loop.commands.trace_parent, loop.commands.trace_id = trace.trace_parent, trace.trace_id
         self.session = -1
         """Session number on the links while it runs."""
         self.place = Place(
@@ -112,7 +111,7 @@ class RequestState:
         if notes is not None:
             notes.take(action, None if at is None else round(at / NANOSECONDS))
             if notes.is_full:
-                self.loop.trace_items("")
+                self.loop.commands.trace_parent = ""
 
     def count_steps(self) -> None:
         """Count the steps and waits that have ended since the last call."""

@@ -47,28 +47,15 @@ class CommandBuilder:
         )
 
     def extend(self, side: DraftSide, draft_length: int) -> Extend:
-        """Send the draft the tokens that it lacks."""
-        # By position, here and below: by name it takes several times as long.
-        kept, tokens, generation = side.held, self._tokens, self._next_generation()
-        return Extend(
-            self.session,
-            generation,
-            kept,
-            tokens.prefix_hash(kept),
-            tokens.after(kept),
-            draft_length,
-            self.trace_parent,
-        )
-
-    def extend_with_states(self, side: DraftSide, draft_length: int) -> Extend:
-        """The same for a draft that reads hidden states: as many tokens as there are states for. Where nothing is known
-        of what it holds, all tokens and no states, for it to say.
+        """Send the draft the tokens that it lacks; one that reads hidden states as many as there are states for. Where
+        nothing is known of what it holds, all tokens and no states, for it to say.
         """
         kept, tokens = side.held, self._tokens
-        states = side.states.first_part() if side.has_answered else None
+        states = side.states.first_part() if side.has_answered else None  # one that reads none has none
         brought = tokens.after(kept)
         if states is not None:
             brought = brought[: states.end + 1 - kept]
+        # By position, here and below: by name it takes several times as long.
         return Extend(
             self.session,
             self._next_generation(),

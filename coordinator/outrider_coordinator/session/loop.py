@@ -46,14 +46,6 @@ class SessionLoop(SessionState):
         if self.table is not None:
             self.table.leave(self)
 
-    def trace_items(self, trace_parent: str) -> None:
-        """Items sent from now on carry this trace parent; empty: not traced."""
-        self.commands.trace_parent = trace_parent
-
-    def name_trace(self, trace_id: str) -> None:
-        """Name of the trace in the services' logs, whether or not items are traced."""
-        self.commands.trace_id = trace_id
-
     def cancel(self) -> None:
         """The caller cancelled the call or disconnected."""
         if not self.is_over:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,16 @@ Bools = NDArray[np.bool_]
 Which = Ints | slice
 """Some of the sessions, or all of them as a slice, of which arrays are views."""
 EVERY = slice(None)
+ValueT = TypeVar("ValueT")
 NO_IDS = np.zeros(0, dtype=U4)
 UNUSUAL = col.PAUSED | col.HAS_PART | col.IS_SLOW
 """Flags of a row that takes the transitions of one session."""
+DRAFT_NOT_OPEN = 3 << col.DRAFT_READINESS | col.IS_LATE
+
+
+def chosen(values: Sequence[ValueT], which: Which) -> Sequence[ValueT]:
+    """Values of these sessions."""
+    return values if isinstance(which, slice) else [values[place] for place in which.tolist()]
 
 
 class Prepared:
@@ -75,9 +82,10 @@ class Prepared:
         """True if the target hands over the states of just what it scores, if the draft reads any."""
         return not self.reads_states or all(map(state_feed.hands_over_states, self.sessions))
 
-    def hashes(self, kept: Sequence[int]) -> tuple[list[int], list[bytes]]:
+    def hashes(self, kept: Sequence[int], which: Which = EVERY) -> tuple[list[int], list[bytes]]:
         """Running hashes and chains of the first ``kept`` tokens of each session; the chain of none is empty."""
-        found = [session.tokens.prefix_hash(count) for session, count in zip(self.sessions, kept, strict=True)]
+        sessions = chosen(self.sessions, which)
+        found = [session.tokens.prefix_hash(count) for session, count in zip(sessions, kept, strict=True)]
         return [rest for _, rest in found], [chain for chain, _ in found]
 
 
@@ -130,15 +138,10 @@ class PreparedScores(Prepared):
         raise NotImplementedError
 
     def _listed(self, which: Which) -> Sequence[int]:
-        return range(len(self.sessions)) if isinstance(which, slice) else which.tolist()
+        return chosen(range(len(self.sessions)), which)
 
     def _parents_of(self, which: Which) -> Sequence[str]:
-        parents = self.trace_parents
-        return parents if isinstance(which, slice) or not parents else [parents[place] for place in which.tolist()]
-
-    def _joined_chains(self, which: Which) -> bytes:
-        chains = self._chains
-        return b"".join(chains if isinstance(which, slice) else [chains[place] for place in which.tolist()])
+        return self.trace_parents and chosen(self.trace_parents, which)
 
     def _write(self, which: Which, after: Ints, token_ids: list[list[int]]) -> list[list[int]]:
         """Write the rows as they are from now on, and commit the new tokens, which it returns."""

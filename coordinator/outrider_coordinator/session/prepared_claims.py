@@ -12,20 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from outrider.batched import I4, U4, U8, AnswerBatch, Column, ScoreBatch
+from outrider.batched import U4, U8, AnswerBatch, Column, ScoreBatch
 from outrider_coordinator.session import table_columns as col
-from outrider_coordinator.session.prepared import NO_IDS, UNUSUAL, Bools, PreparedScores, Taken
+from outrider_coordinator.session.prepared import DRAFT_NOT_OPEN, NO_IDS, UNUSUAL, Bools, PreparedScores, Taken
 from outrider_coordinator.session.state import NOTHING_PROPOSED, SCORING
 from outrider_coordinator.session.steps import MAX_SILENT_STEPS, UNCLAIMED
 from outrider_coordinator.session.table import NO_TOKEN, Ints
 from outrider_coordinator.speculation import DraftLengthPolicy
 
-_DRAFT_NOT_OPEN = 3 << col.DRAFT_READINESS | col.IS_LATE
-
 
 def waits_for_claimed(rows: Ints, num_drafts: Column) -> Bools:  # [B, C], [B] -> [B]
     """Rows that wait for the scores of that many draft tokens, are usual, and go on if their target does."""
-    found: Bools = rows[:, col.FLAGS] & (UNUSUAL | UNCLAIMED | _DRAFT_NOT_OPEN) == 0
+    found: Bools = rows[:, col.FLAGS] & (UNUSUAL | UNCLAIMED | DRAFT_NOT_OPEN) == 0
     found &= rows[:, col.STATUS] == SCORING
     found &= rows[:, col.LENGTH] - rows[:, col.TARGET_HELD] == 1
     found &= rows[:, col.TARGET_HELD] > 0
@@ -52,8 +50,7 @@ class PreparedClaims(PreparedScores):
     def take(self, answers: AnswerBatch[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> Taken | None:
         """Judge the scores, commit what is kept, and claim the next steps; None if none can be claimed."""
         counts = answers.counts.astype(np.int64) - 1
-        ids = answers.token_ids
-        ids = ids.view(U4) if ids.dtype == I4 else ids
+        ids = answers.unsigned_ids
         width = int(counts.max()) + 1
         at = np.arange(width)
         drafts = np.full((len(counts), width), NO_TOKEN, dtype=U4)  # [B, W]
@@ -87,14 +84,13 @@ class PreparedClaims(PreparedScores):
     def _claimed(self, which: Ints, counts: Ints, accepted: Ints, next_ids: Column, new_ids: list[list[int]]) -> Taken:
         self._commit(which, counts, accepted, next_ids, new_ids)
         kept = self._base[which] + accepted
-        found = [self.sessions[place].tokens.prefix_hash(length)
-                 for place, length in zip(which.tolist(), kept.tolist(), strict=True)]  # fmt: skip
+        rests, chains = self.hashes(kept.tolist(), which)
         commands = ScoreBatch(
             self.numbers[which],
             self._next_generations[which],
             kept.astype(U4),
-            b"".join([chain for chain, _ in found]),
-            np.array([rest for _, rest in found], dtype=U8),
+            b"".join(chains),
+            np.array(rests, dtype=U8),
             np.ones(len(which), dtype=U4),
             next_ids,
             np.zeros(len(which), dtype=U4),

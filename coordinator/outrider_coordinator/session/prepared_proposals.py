@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.batched import I4, U4, U8, AnswerBatch, Column, ScoreAhead, ScoreBatch, SupportBatch
+from outrider.batched import U4, U8, AnswerBatch, Column, ScoreAhead, ScoreBatch, SupportBatch
 from outrider_coordinator.acceptance.joint_verdicts import PlacedEvidence, SupportedProposals
 from outrider_coordinator.acceptance.vectorized import SupportRows, are_sound
 from outrider_coordinator.session import table_columns as col
@@ -60,12 +60,11 @@ class PreparedProposals(Prepared):
 
     def is_of(self, answers: AnswerBatch[Any]) -> bool:
         """True if these are proposals in order for all of these sessions, whose rows have not changed since."""
-        counts, ids = answers.counts, answers.token_ids
+        counts, known = answers.counts, answers.unsigned_ids
         if not super().is_of(answers) or not self.is_uniform or answers.is_sparse != self.is_sparse:
             return False
         if counts.tobytes() != self._asked.tobytes() and not ((counts > 0) & (counts <= self._asked)).all():
             return False
-        known = ids.view(U4) if ids.dtype == I4 else ids  # a negative one is high, too
         return bool(known.item(known.argmax()) < self.limit)
 
     def take(
@@ -151,8 +150,7 @@ def _highest(answers: AnswerBatch[Any]) -> Ints:
     has_tokens = np.flatnonzero(counts)
     if has_tokens.size:
         starts = counts.cumsum() - counts
-        ids = answers.token_ids.astype(U4, copy=False)
-        found[has_tokens] = np.maximum.reduceat(ids, starts[has_tokens].astype(np.intp))
+        found[has_tokens] = np.maximum.reduceat(answers.unsigned_ids, starts[has_tokens].astype(np.intp))
     return found
 
 

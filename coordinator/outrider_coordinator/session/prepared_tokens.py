@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from outrider.batched import I4, U4, U8, AnswerBatch, Column, ScoreBatch
+from outrider.batched import U4, U8, AnswerBatch, Column, ScoreBatch
 from outrider_coordinator.acceptance.vectorized import TARGET_SUM_TOLERANCE
 from outrider_coordinator.session import state_feed
 from outrider_coordinator.session import table_columns as col
-from outrider_coordinator.session.prepared import EVERY, NO_IDS, UNUSUAL, Bools, PreparedScores, Taken, Which
+from outrider_coordinator.session.prepared import EVERY, NO_IDS, UNUSUAL, Bools, PreparedScores, Taken, Which, chosen
 from outrider_coordinator.session.state import NOTHING_PROPOSED, SCORING
 from outrider_coordinator.session.table import Ints, SessionTable
 from outrider_coordinator.speculation import DraftLengthPolicy
@@ -58,7 +58,7 @@ class PreparedTokens(PreparedScores):
     def take(self, answers: AnswerBatch[Any], policy: DraftLengthPolicy, *, channel: int = 0) -> Taken | None:
         """Commit the tokens, and ask for the next ones; None if none can be taken here."""
         masses, tokens = answers.outside_masses, answers.token_ids
-        goes_on: Bools = (tokens.view(U4) if tokens.dtype == I4 else tokens) < self.limits  # a negative one is high
+        goes_on: Bools = answers.unsigned_ids < self.limits
         if masses is not None:
             goes_on &= np.abs(masses.astype(np.float64) - 1.0) <= TARGET_SUM_TOLERANCE
         if not all(are_plain := policy.are_plain(self.speculations)):
@@ -91,7 +91,7 @@ class PreparedTokens(PreparedScores):
             self.numbers[which],
             self._next_generations[which],
             kept,
-            self._joined_chains(which),
+            b"".join(chosen(self._chains, which)),
             self._rests[which],
             np.ones(len(kept), dtype=U4),
             tokens,

@@ -16,23 +16,30 @@ from typing import Any
 
 import numpy as np
 
-from outrider.batched import I4, U4, U8, AnswerBatch, Column, ExtendBatch, StateBatch
+from outrider.batched import U4, U8, AnswerBatch, Column, ExtendBatch, StateBatch
 from outrider.prefix_hash import BLOCK_TOKENS, following
 from outrider_coordinator.acceptance.joint_verdicts import JointVerdicts, PlacedEvidence, verdicts_on
 from outrider_coordinator.session import table_columns as col
-from outrider_coordinator.session.prepared import EVERY, UNUSUAL, Bools, PreparedScores, Taken, Which
+from outrider_coordinator.session.prepared import (
+    DRAFT_NOT_OPEN,
+    EVERY,
+    UNUSUAL,
+    Bools,
+    PreparedScores,
+    Taken,
+    Which,
+    chosen,
+)
 from outrider_coordinator.session.state import DRAFTING, NOTHING_PROPOSED, SCORING, SessionState
 from outrider_coordinator.session.table import NO_TOKEN, Ints, SessionTable
 from outrider_coordinator.speculation import LONGEST_INLINE_FEED, DraftLengthPolicy
-
-_DRAFT_NOT_OPEN = 3 << col.DRAFT_READINESS | col.IS_LATE
 
 
 def waits_for_verdict(rows: Ints) -> Bools:  # [B, C] -> [B]
     """Rows that wait for the scores of a proposal, are usual, and whose draft holds all before it and may be asked for
     the next. None is a prefill, which has no proposal.
     """
-    found: Bools = rows[:, col.FLAGS] & (UNUSUAL | _DRAFT_NOT_OPEN) == 0
+    found: Bools = rows[:, col.FLAGS] & (UNUSUAL | DRAFT_NOT_OPEN) == 0
     found &= rows[:, col.STATUS] == SCORING
     found &= rows[:, col.NUM_DRAFTED] > 0
     found &= rows[:, col.LENGTH] - rows[:, col.TARGET_HELD] == 1
@@ -139,8 +146,7 @@ class PreparedVerdicts(PreparedScores):
         if self.is_sparse:
             judged = None if self._verdicts is None else self._verdicts.on_arrays(answers)
             return None if judged is None else (*judged, True)
-        ids = answers.token_ids
-        ids = ids.view(U4) if ids.dtype == I4 else ids
+        ids = answers.unsigned_ids
         scored = ids.reshape(self._drafts.shape) if self._places is None else ids.take(self._places)  # [B, W]
         accepted = (scored == self._drafts).argmin(axis=1)  # the first that differs: there is no draft token at the end
         next_ids = ids.take(accepted + self._starts)
@@ -176,8 +182,7 @@ class PreparedVerdicts(PreparedScores):
         return goes_on
 
     def _new_ids(self, which: Which, accepted: Ints, next_ids: Column) -> list[list[int]]:
-        drafts = self._draft_lists if isinstance(which, slice) else [self._draft_lists[i] for i in which.tolist()]
-        rows = zip(drafts, accepted.tolist(), next_ids.tolist(), strict=True)
+        rows = zip(chosen(self._draft_lists, which), accepted.tolist(), next_ids.tolist(), strict=True)
         return [[*draft[:count], token_id] for draft, count, token_id in rows]
 
     def _asked_next(
@@ -189,21 +194,20 @@ class PreparedVerdicts(PreparedScores):
     ) -> Taken:
         """``verdicts``: accepted draft tokens, next tokens and next draft lengths."""
         accepted, next_ids, lengths = verdicts
-        counts, chains = self._counts[which], self._joined_chains(which)
+        counts, chains = self._counts[which], chosen(self._chains, which)
         at = accepted + self._firsts[which]
         rests, kept = self._rests.take(at), self._kept.take(at)
         brought = accepted + 1 if self.reads_states else (accepted == counts) + U4.type(1)
         commit = partial(self._commit, which, accepted, next_ids, lengths, kept)
         if self._crossing:
-            commit = partial(_known, commit())
-            found = [self.sessions[place].tokens.prefix_hash(count)
-                     for place, count in zip(self._listed(which), kept.tolist(), strict=True)]  # fmt: skip
-            chains, rests = b"".join([chain for chain, _ in found]), np.array([rest for _, rest in found], dtype=U8)
+            commit = partial(list, commit())
+            found, chains = self.hashes(kept.tolist(), which)
+            rests = np.array(found, dtype=U8)
         commands = ExtendBatch(
             self.numbers[which],
             self._next_generations[which],
             kept,
-            chains,
+            b"".join(chains),
             rests,
             brought,
             self._brought_ids(which, accepted, next_ids, brought),
@@ -240,11 +244,6 @@ class PreparedVerdicts(PreparedScores):
         after[:, col.LAST], after[:, col.DRAFT_HELD], after[:, col.DRAFT_LENGTH] = next_ids, kept, lengths
         after[:, col.DRAFT_ASKED], after[:, col.DRAFT_BASE] = after[:, col.GENERATION], after[:, col.LENGTH]
         return self._write(which, after, self._new_ids(which, accepted, next_ids))
-
-
-def _known(token_ids: list[list[int]]) -> list[list[int]]:
-    """Token ids of a step that is committed already."""
-    return token_ids
 
 
 def _verdicts_on(sessions: Sequence[SessionState]) -> JointVerdicts | None:

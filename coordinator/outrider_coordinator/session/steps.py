@@ -186,13 +186,9 @@ def ask_draft(session: SessionState, length: int) -> None:
         opening = session.commands.open_draft(side)
         side.note_opened(opening.generation)
         actions.append(ToDraft(opening))
-    if side.reads_states:
-        command = session.commands.extend_with_states(side, length)
-        length = command.draft_length
-        held = command.num_kept_tokens + len(command.token_ids)
-    else:
-        command, held = session.commands.extend(side, length), session.tokens.length
-    side.asked = Asked(command.generation, held, length)
+    command = session.commands.extend(side, length)
+    held = command.num_kept_tokens + len(command.token_ids)
+    side.asked = Asked(command.generation, held, command.draft_length)
     actions.append(ToDraft(command))
 
 

@@ -40,7 +40,7 @@ from outrider.serving.executor import ExecutorOutput
 from outrider.serving.session import Limits
 from outrider.serving.session_registry import SessionRegistry
 from outrider.telemetry.tracing import Tracing
-from outrider.types import AcceptanceMethod, SamplingParams
+from outrider.types import AcceptanceMethod, JudgingRule, SamplingParams
 from outrider_coordinator.acceptance import JudgeRules
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.session.actions import DraftWaitEnded, Fail, Finish, StepEnded, ToDraft, ToTarget
@@ -183,7 +183,7 @@ def _session_registry() -> SessionRegistry[PlainSequence]:
 
 
 def _plan(max_tokens: int) -> EngineRequest:
-    rules = JudgeRules.of(AcceptanceMethod.REJECTION, temperature=0, num_token_ids=VOCAB_SIZE)
+    rules = JudgeRules(JudgingRule.GREEDY, VOCAB_SIZE)
     return EngineRequest(
         prompt_token_ids=_PROMPT,
         max_tokens=max_tokens,

@@ -21,7 +21,7 @@ from outrider.types import (
     TokenScores,
     TypicalScores,
 )
-from outrider_coordinator.acceptance import JudgeRules, Verdict, judge_one
+from outrider_coordinator.acceptance import JudgeRules, Verdict, judge_one, judging_rule
 from outrider_coordinator.acceptance.draws import coin, draw
 from outrider_coordinator.acceptance.rejection import judge_rejection
 from outrider_coordinator.acceptance.typical import judge_typical
@@ -144,7 +144,7 @@ def test_greedy_and_coupled_keep_tokens_while_they_agree() -> None:
 
 @pytest.mark.parametrize("method", AcceptanceMethod)
 def test_temperature_0_is_greedy_under_every_method(method: AcceptanceMethod) -> None:
-    assert JudgeRules.of(method, temperature=0, num_token_ids=5).rule is JudgingRule.GREEDY
+    assert judging_rule(method, temperature=0) is JudgingRule.GREEDY
 
 
 def typical_scores(probs: Sequence[float], entropies: Sequence[float]) -> TypicalScores:
@@ -173,10 +173,8 @@ def test_typical_at_the_bound_itself_rejects() -> None:
 
 
 def test_typical_takes_its_parameters_from_the_rules() -> None:
-    rules = JudgeRules.of(
-        AcceptanceMethod.TYPICAL, temperature=1, num_token_ids=200, posterior_threshold=0.9,
-        posterior_alpha=1.0,
-    )  # fmt: skip
+    rule = judging_rule(AcceptanceMethod.TYPICAL, temperature=1)
+    rules = JudgeRules(rule, 200, posterior_threshold=0.9, posterior_alpha=1.0)
     assert judge_one(rules, (1,), None, typical_scores([0.5], [0.0]), seed=0, base=0).num_accepted == 0
     assert judge_one(
         JudgeRules(JudgingRule.TYPICAL, 200), (1,), None, typical_scores([0.5], [0.0]), seed=0, base=0

@@ -14,7 +14,7 @@ from outrider.errors import DeadlineError
 from outrider.generation import Delta
 from outrider.ports import Extend, Score
 from outrider.types import AcceptanceMethod
-from outrider_coordinator.requests import output_collector, reader_pauses
+from outrider_coordinator.requests import output_collector, request_runner
 from outrider_coordinator.requests.admission import Admission
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session.loop import SessionLoop
@@ -173,7 +173,7 @@ def test_a_paused_entry_leaves_its_place_to_others_and_returns_to_its_own() -> N
     assert admission.next() == "old"
     assert admission.next() is None
     admission.pause("old")
-    assert (admission.num_running, admission.num_waiting, admission.num_paused) == (0, 1, 1)
+    assert (len(admission.running), len(admission.waiting), len(admission.paused)) == (0, 1, 1)
     assert admission.next() == "young"
     admission.submit("youngest")
     assert admission.resume("old")
@@ -189,9 +189,9 @@ def test_a_waiting_entry_may_be_paused_too_and_a_paused_one_leave() -> None:
     admission.next()
     admission.pause("waiting")
     admission.pause("waiting")
-    assert (admission.num_waiting, admission.num_paused) == (0, 1)
+    assert (len(admission.waiting), len(admission.paused)) == (0, 1)
     admission.leave("waiting")
-    assert admission.num_paused == 0
+    assert len(admission.paused) == 0
 
 
 # The coordinator.
@@ -200,7 +200,7 @@ def test_a_waiting_entry_may_be_paused_too_and_a_paused_one_leave() -> None:
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_collector, "MAX_UNREAD_TOKENS", FEW_UNREAD)
-    monkeypatch.setattr(reader_pauses, "MAX_PAUSE_WITH_PAGES_S", 0.01)
+    monkeypatch.setattr(request_runner, "MAX_PAUSE_WITH_PAGES_S", 0.01)
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ async def test_an_unread_request_makes_room_for_others_and_goes_on_when_it_is_re
 async def test_an_unread_request_whose_target_is_lost_goes_on_when_it_is_read(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_pauses, "MAX_PAUSE_WITH_PAGES_S", 0.2)
+    monkeypatch.setattr(request_runner, "MAX_PAUSE_WITH_PAGES_S", 0.2)
     request = ask(acceptance_method=COUPLED, temperature=1.0, seed=5, max_tokens=200)
     expected = await complete(stack.coordinator, request)
     deltas = stack.coordinator.generate_stream(request)
@@ -272,7 +272,7 @@ async def test_how_long_it_was_paused_is_told_apart_from_the_queue_and_from_the_
 
 
 async def test_a_short_pause_keeps_the_pages(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_pauses, "MAX_PAUSE_WITH_PAGES_S", 60.0)
+    monkeypatch.setattr(request_runner, "MAX_PAUSE_WITH_PAGES_S", 60.0)
     deltas = stack.coordinator.generate_stream(ask(max_tokens=200, seed=5))
     await anext(deltas)
     await eventually(lambda: value(stack.coordinator, "outrider_request_pauses_total") == 1)
