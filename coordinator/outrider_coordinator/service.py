@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from outrider import __version__
 from outrider.config import CoordinatorSettings
@@ -32,7 +31,7 @@ from outrider_coordinator.requests.input_processor import InputProcessor, starte
 from outrider_coordinator.requests.request_log import log_refusal
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_state import RequestState
-from outrider_coordinator.routing.dispatch import SessionItem
+from outrider_coordinator.routing.dispatch import CommandT, EventT
 from outrider_coordinator.routing.replica import Fixed, Source
 from outrider_coordinator.routing.replica_connection import Port
 from outrider_coordinator.session.loop import SessionLoop
@@ -41,9 +40,6 @@ from outrider_coordinator.speculation.explanation import draft_length_reason
 from outrider_coordinator.stats.latency_histograms import LatencyHistograms
 from outrider_coordinator.threads import Threads
 from outrider_coordinator.tracing import RequestTrace, RequestTraces
-
-CommandT = TypeVar("CommandT", bound=SessionItem)
-EventT = TypeVar("EventT", bound=SessionItem)
 
 TargetSource = Source[TargetCommand, TargetEvent]
 DraftSource = Source[DraftCommand, DraftEvent]
@@ -157,7 +153,7 @@ class Coordinator:
         try:
             if first is not None:
                 yield Delta("", (), started=first)
-            async for delta in request_state.deltas():
+            async for delta in request_state.output_collector.deltas():
                 yield delta
         finally:
             self.driver.cancel(request_state)
@@ -223,7 +219,8 @@ class Coordinator:
         await run_in_slices(processor.checking(request))
         rendered = await processor.render(request)
         tokenize = partial(processor.tokenize, request, rendered)
-        threads = self._slow_threads if _has_slow_grammar(request) else self._threads
+        grammar = request.sampling.grammar
+        threads = self._slow_threads if grammar is not None and may_take_long(grammar) else self._threads
         texts = await threads.call(tokenize, in_thread=_has_long_text(request, rendered))
         engine_request = replace(
             await run_in_slices(processor.processing(request, texts)),
@@ -276,12 +273,6 @@ def _has_long_text(request: GenerationRequest, rendered: str) -> bool:
     if request.sampling.grammar is not None:
         return True
     return len(request.prompt or rendered) + sum(map(len, request.bad_words)) > LONG_TEXT_CHARACTERS
-
-
-def _has_slow_grammar(request: GenerationRequest) -> bool:
-    """True if a grammar may take long to compile."""
-    grammar = request.sampling.grammar
-    return grammar is not None and may_take_long(grammar)
 
 
 def _source(found: Port[CommandT, EventT] | Source[CommandT, EventT]) -> Source[CommandT, EventT]:

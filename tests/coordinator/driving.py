@@ -46,7 +46,6 @@ def make_plan(
         seed=seed,
         acceptance_method=method,
         rules=rules,
-        num_token_ids=vocab_size,
         **fields,
     )
 

@@ -102,16 +102,8 @@ def _is_sound_typical(count: int, scores: TypicalScores, num_token_ids: int) -> 
     shapes = {scores.draft_token_probs.shape, scores.entropies.shape, scores.argmax_token_ids.shape}
     return (
         shapes == {(count,)}
-        and _is_non_negative(scores.draft_token_probs)
+        and bool((np.isfinite(scores.draft_token_probs) & (scores.draft_token_probs >= 0)).all())
         and bool(np.isfinite(scores.entropies).all())
-        and _in_range(scores.argmax_token_ids, num_token_ids)
+        and all(0 <= token_id < num_token_ids for token_id in scores.argmax_token_ids.tolist())
         and 0 <= scores.bonus_token_id < num_token_ids
     )
-
-
-def _is_non_negative(values: np.ndarray) -> bool:
-    return bool((np.isfinite(values) & (values >= 0)).all())
-
-
-def _in_range(token_ids: np.ndarray, num_token_ids: int) -> bool:
-    return bool(((token_ids >= 0) & (token_ids < num_token_ids)).all())

@@ -47,6 +47,7 @@ class JudgeRules:
 
     rule: JudgingRule
     num_token_ids: int
+    """Ids the target may draw are below this."""
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
     verifies_blocks: bool = False

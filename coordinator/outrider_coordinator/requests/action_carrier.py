@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from outrider.ports import DraftCommand, Score, TargetCommand
 from outrider.telemetry.logs import records_about
@@ -13,24 +13,8 @@ from outrider_coordinator.routing.peers import Peers
 from outrider_coordinator.session import actions
 from outrider_coordinator.stats.request_timings import RequestTimings
 
-
-class Lifecycle(Protocol):
-    """Actions that concern a whole request."""
-
-    def end(self, request: RequestState, ending: actions.Finish | actions.Fail) -> None:
-        """The session has ended."""
-
-    def park(self, request: RequestState, retry_after_ms: int) -> None:
-        """The target has no room for the session."""
-
-    def found_room(self, request: RequestState) -> None:
-        """The target has room for the session."""
-
-    def retry_draft(self, request: RequestState, retry_after_ms: int) -> None:
-        """The session cannot use its draft for a while."""
-
-    def answered(self) -> None:
-        """A message of a target was processed."""
+if TYPE_CHECKING:
+    from outrider_coordinator.requests.driver import Driver
 
 
 class ActionCarrier:
@@ -38,7 +22,7 @@ class ActionCarrier:
 
     def __init__(
         self,
-        lifecycle: Lifecycle,
+        lifecycle: Driver,
         draft_waits: DraftWaits,
         peers: Peers,
     ) -> None:

@@ -102,16 +102,14 @@ class BatchDriver:
         self, replica: TargetReplica, batch: EventBatch[TargetEvent], arrived: float
     ) -> EventBatch[TargetEvent]:
         """Judge scores, and ask for the next steps; what is left of the message."""
-        return self._without_taken(batch, partial(self._take_scores, replica, arrived))
+        return self._without_taken(
+            batch, lambda answers: (self._asked_next(arrived, *one) for one in self._batches(replica, answers, SCORES))
+        )
 
     def _take_proposals(self, replica: DraftReplica, arrived: float, answers: AnswerBatch[Any]) -> _Taken:
         target = self._target_that_scores(replica, answers)
-        for batch, own, places in self._batches(replica, answers, PROPOSALS):
-            yield self._sent_on(arrived, target, batch, own, places)
-
-    def _take_scores(self, replica: TargetReplica, arrived: float, answers: AnswerBatch[Any]) -> _Taken:
-        for batch, own, places in self._batches(replica, answers, SCORES):
-            yield self._asked_next(arrived, batch, own, places)
+        for one in self._batches(replica, answers, PROPOSALS):
+            yield self._sent_on(arrived, target, *one)
 
     def _batches(
         self, replica: DraftReplica | TargetReplica, answers: AnswerBatch[Any], kinds: tuple[type[Prepared], ...]
@@ -171,7 +169,7 @@ class BatchDriver:
         if not taken.is_direct:
             target.send_batch(taken.commands)
         elif not self._has_answered(target, taken.commands):
-            target.connection.note_direct(taken.commands)
+            target.note_direct(taken.commands)
         return TakenAnswers(batch, taken, answers, places, arrived, _now())
 
     def _has_answered(self, target: TargetReplica, commands: ScoreBatch) -> bool:
@@ -267,14 +265,14 @@ class BatchDriver:
             plane = self._peers.plane(batch.target, batch.draft)
             if (announcement := found.announcement(channel, plane)) is not None:
                 self._announced[batch.draft] = announcement, batch.target, plane
-                batch.target.connection.send_alone(announcement)
+                batch.target.send_alone(announcement)
 
     def _may_announce(self, one: TakenAnswers, commands: ExtendBatch) -> bool:
         """True if all that a draft computes now may go to the target directly."""
         target, draft = one.batch.target, one.batch.draft
         if draft is None or not commands.channel or commands.channel != self._peers.channel(target, draft):
             return False
-        if draft.connection.num_steps_open != len(commands):
+        if draft.num_steps_open != len(commands):
             return False
         return commands.states is None or bool(self._peers.plane(target, draft))
 

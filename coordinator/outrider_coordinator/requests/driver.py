@@ -24,7 +24,7 @@ from outrider_coordinator.session.actions import Fail, Finish
 
 
 class Driver:
-    """Sessions of one coordinator on its services: a ``ServiceListener`` and ``action_carrier.Lifecycle``."""
+    """Sessions of one coordinator on its services: a ``ServiceListener``."""
 
     def __init__(
         self,

@@ -133,7 +133,6 @@ class InputProcessor:
             seed=secrets.randbits(64) if request.seed is None else request.seed,
             acceptance_method=method,
             rules=rules,
-            num_token_ids=target.num_token_ids,
             eos_token_ids=() if request.ignore_eos else self.eos_token_ids,
             stop_token_ids=request.stop_token_ids,
             stop=request.stop,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
-from outrider.generation import Delta, GenerationResult, Progress, Usage
+from outrider.generation import GenerationResult, Progress, Usage
 from outrider_coordinator.requests.deadline_timer import DeadlineTimer
 from outrider_coordinator.requests.output_collector import OutputCollector
 from outrider_coordinator.requests.request_log import log_ending
@@ -65,10 +65,6 @@ class RequestState:
     def is_over(self) -> bool:
         """True if the request has ended."""
         return self.loop.is_over
-
-    def deltas(self) -> AsyncIterator[Delta]:
-        """Yield new output; the last delta has the result. Raises the error of the request."""
-        return self.output_collector.deltas()
 
     def admit(self) -> None:
         """Record that the request runs."""

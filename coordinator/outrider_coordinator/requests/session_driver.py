@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.errors import IntegrityError, OutriderError
 from outrider.ports import (
@@ -22,7 +22,7 @@ from outrider.ports import (
     TargetEvent,
 )
 from outrider.telemetry.logs import records_about
-from outrider_coordinator.requests.action_carrier import ActionCarrier, Lifecycle
+from outrider_coordinator.requests.action_carrier import ActionCarrier
 from outrider_coordinator.requests.batch_driver import BatchDriver
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.message_allowance import MessageAllowance
@@ -35,6 +35,9 @@ from outrider_coordinator.routing.peers import Peers
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session.target_events import is_stale_loss
 from outrider_coordinator.stats.request_timings import RequestTimings
+
+if TYPE_CHECKING:
+    from outrider_coordinator.requests.driver import Driver
 
 _log = logging.getLogger(__name__)
 _now = RequestTimings.now
@@ -51,7 +54,7 @@ class SessionDriver:
         self,
         request_manager: RequestManager,
         draft_timeout_s: float,
-        lifecycle: Lifecycle,
+        lifecycle: Driver,
         peers: Peers,
         *,
         max_messages_per_s: int = 0,
@@ -93,16 +96,21 @@ class SessionDriver:
         is_learning = self._policy.end(replica, batch.report)
         call_after_commands(partial(self._after_commands, replica if is_learning else None))
 
+    def _received(
+        self, replica: TargetReplica | DraftReplica, batch: EventBatch[Any]
+    ) -> list[tuple[RequestState, Any, ItemTiming | None]]:
+        """Events of a message whose sessions are at the replica. What has waited is done first where a session is named
+        again in the message: then the rest is late.
+        """
+        if self._batches.has_taken(batch.events):
+            self._post_process()
+        found = [(self._find(event.session), event, timing) for event, timing in batch.timed()]
+        return [(request, event, timing) for request, event, timing in found if request and _is_at(replica, request)]
+
     def _process_target_events(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
-        self._post_process_named(batch)
-        received = [
-            (request, event, timing)
-            for event, timing in batch.timed()
-            if (request := self._find(event.session)) is not None and request.place.target is replica
-        ]
-        handled = _now()
+        received, handled = self._received(replica, batch), _now()
         for request, event, timing in received:
-            if request.session != event.session or request.place.target is not replica:
+            if request.session != event.session or not _is_at(replica, request):
                 continue  # it has moved since, by an event before this one
             if isinstance(event, Scores):
                 handled = self._on_event(request, event, timing, handled, is_draft=False)
@@ -142,11 +150,6 @@ class SessionDriver:
                 self._lifecycle.found_room(request)
         self._output.put(ended)
 
-    def _post_process_named(self, batch: EventBatch[Any]) -> None:
-        """Do what has waited first where a session is named again in the same message: then the rest is late."""
-        if self._batches.has_taken(batch.events):
-            self._post_process()
-
     def _find_rooms(self) -> None:
         """Tell of requests with scores that their targets have room for them."""
         scored, self._scored = self._scored, []
@@ -176,19 +179,14 @@ class SessionDriver:
                 self.on_target_batch(target, scores)
             except Exception:  # otherwise it would end the link of the draft, which is read now
                 _log.exception("held scores of the target at %s could not be judged", target)
-                target.connection.end_link()
+                target.end_link()
 
     def _process_draft_events(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
-        self._post_process_named(batch)
-        received = [
-            (request, event, timing)
-            for event, timing in batch.timed()
-            if (request := self._find(event.session)) is not None and request.place.draft is replica
-        ]
+        received = self._received(replica, batch)
         self.draft_waits.note_response(replica, (found for found, event, _ in received if isinstance(event, Proposal)))
         handled = _now()
         for request, event, timing in received:
-            if request.session != event.session or request.place.draft is not replica:
+            if request.session != event.session or not _is_at(replica, request):
                 continue  # as above
             with records_about(request.log_fields):
                 log_trouble("draft", event)
@@ -242,6 +240,10 @@ class SessionDriver:
 
     def _time_out_draft(self, request: RequestState, step: int) -> None:
         self.deliver(request, partial(request.loop.draft_timed_out, step))
+
+
+def _is_at(replica: TargetReplica | DraftReplica, request: RequestState) -> bool:
+    return replica is request.place.target or replica is request.place.draft
 
 
 def call_after_commands(work: Callable[[], None], turns: int = _TURNS_TO_SEND) -> None:

@@ -18,7 +18,7 @@ from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.actions import DraftWaitBegan, StepEnded
 from outrider_coordinator.session.logprobs import JointLogprobs
 from outrider_coordinator.session.prepared import Prepared, Taken
-from outrider_coordinator.session.state import reason_of
+from outrider_coordinator.session.state import REASONS
 from outrider_coordinator.session.table import Ints
 from outrider_coordinator.stats.request_timings import NANOSECONDS
 
@@ -76,7 +76,7 @@ class TakenAnswers:
             rows = self.batch.prepared.rows[taken.places]
             numbers, bases = rows[:, col.STEP].tolist(), rows[:, col.LENGTH].tolist()
             counts = [counts.tolist() for counts in taken.num_tokens]
-            reasons = map(reason_of, rows[:, col.REASON].tolist())
+            reasons = [REASONS[index] for index in rows[:, col.REASON].tolist()]
             yield from map(StepEnded, numbers, bases, *counts, self.token_ids, reasons, self.timings)
 
     @functools.cached_property

@@ -73,7 +73,7 @@ class ChannelIntroductions(Introductions[bool]):
             if replica is found.target:
                 address = _remote_address(found.target.description, found.draft.description)
                 offer = replace(event, is_chained=self._is_chained(found), target=address)
-                found.draft.connection.send_alone(offer)
+                found.draft.send_alone(offer)
             return
         found.state = event.is_open
         names = name_of(found.draft), name_of(found.target)

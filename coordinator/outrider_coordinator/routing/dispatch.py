@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from outrider.batched import AnswerBatch, CommandBatch, ScoreBatch
 from outrider.ports import Extend, HiddenStateChunk, Opened, Release, Score
@@ -45,6 +45,10 @@ class SessionItem(Protocol):
     def session(self) -> int:
         """The session's number on its link."""
         ...
+
+
+CommandT = TypeVar("CommandT", bound=SessionItem)
+EventT = TypeVar("EventT", bound=SessionItem)
 
 
 class _Steps:

@@ -101,7 +101,7 @@ class Introductions(abc.ABC, Generic[StateT]):
         new: Introduction[StateT] = Introduction(target, draft, self._nothing_yet)
         found = self._pairs.setdefault((target, draft), new)
         found.retry, found.connection = None, next(self._numbers)
-        target.connection.send_alone(self._request(found.connection))
+        target.send_alone(self._request(found.connection))
 
     def _try_again(self, found: Introduction[StateT]) -> None:
         """The connection has ended, or could not be made."""
@@ -116,8 +116,8 @@ class Introductions(abc.ABC, Generic[StateT]):
         if found.connection:
             command = self._end(found.connection)
             found.connection = 0
-            found.target.connection.send_alone(command)
-            found.draft.connection.send_alone(command)
+            found.target.send_alone(command)
+            found.draft.send_alone(command)
 
 
 def name_of(replica: AnyReplica) -> str:

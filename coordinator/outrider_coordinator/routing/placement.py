@@ -7,21 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TypeVar
 
 from outrider.errors import InvalidRequestError
 from outrider.ports import DraftCommand, DraftEvent
 from outrider.types import ModelDescription
-from outrider_coordinator.routing.dispatch import SessionItem
+from outrider_coordinator.routing.dispatch import CommandT, EventT
 from outrider_coordinator.routing.partners import partners_of, share_device
 from outrider_coordinator.routing.prefix_affinity import PrefixAffinity, Text
 from outrider_coordinator.routing.replica import Replica
 from outrider_coordinator.routing.replicas import Replicas
 from outrider_coordinator.routing.services import DraftReplica, Services, TargetReplica
 from outrider_coordinator.speculation import ControlledSession, DraftLengthPolicy
-
-CommandT = TypeVar("CommandT", bound=SessionItem)
-EventT = TypeVar("EventT", bound=SessionItem)
 
 
 @dataclass(slots=True, eq=False)
@@ -60,12 +56,10 @@ class Placement:
         The target that served the longest prefix of its text is preferred, then the least loaded one.
         """
         self.leave_target(place)
-
-        def fits(description: ModelDescription) -> bool:
-            return has_room(description, place.max_length)
-
         preferred = _with_prefix(self.target_prefixes, self._targets, place)
-        place.target = self._targets.choose(fits, besides=place.refused_by, preferred=preferred)
+        place.target = self._targets.choose(
+            lambda target: not _trouble(target, place.max_length), besides=place.refused_by, preferred=preferred
+        )
         if place.target is not None:
             self._targets.enter(place.target)
             drafts = () if self._drafts is None else self._drafts.descriptions
@@ -162,12 +156,8 @@ def capacity(target: ModelDescription) -> int:
     return min(target.max_model_len, target.num_pages * target.page_size or target.max_model_len)
 
 
-def has_room(target: ModelDescription, length: int) -> bool:
-    """True if an empty target could hold this number of tokens."""
-    return not _trouble(target, length)
-
-
 def _trouble(target: ModelDescription, length: int) -> str:
+    """Reason why an empty target could not hold this number of tokens; empty if it could."""
     needed = -(-length // target.page_size) if target.page_size else 0
     if needed > target.num_pages:
         return f"need {needed} KV pages, and the target has {target.num_pages} in all"

@@ -49,7 +49,7 @@ class PlaneIntroductions(Introductions[PlaneReport]):
         if isinstance(event, OfferPlane):
             if replica is found.target:
                 host = event.offer.host or _host_of(found.target)
-                found.draft.connection.send_alone(replace(event, offer=replace(event.offer, host=host)))
+                found.draft.send_alone(replace(event, offer=replace(event.offer, host=host)))
             return
         found.state = event.report
         _log.info("hidden states from %s to %s: %s", name_of(found.target), name_of(found.draft), event.report.text())

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, Protocol, runtime_checkable
 
 from outrider.ports import EventBatch, PeerEvent
 from outrider.types import ModelDescription
-from outrider_coordinator.routing.dispatch import DispatchScheduler, SessionItem
+from outrider_coordinator.routing.dispatch import CommandT, DispatchScheduler, EventT
 from outrider_coordinator.routing.replica_connection import CommandT_contra, EventT_co, Port, ReplicaConnection
-
-CommandT = TypeVar("CommandT", bound=SessionItem)
-EventT = TypeVar("EventT", bound=SessionItem)
 
 
 @runtime_checkable
@@ -58,8 +55,8 @@ class ReplicaEvents(Generic[CommandT, EventT]):
     """An event of a connection between the replica and a peer."""
 
 
-class Replica(Generic[CommandT, EventT]):
-    """One draft or target, and its link."""
+class Replica(ReplicaConnection[CommandT, EventT]):
+    """One draft or target, with its link."""
 
     def __init__(
         self,
@@ -74,7 +71,7 @@ class Replica(Generic[CommandT, EventT]):
         """True if it was found when last looked for."""
         self.num_sessions = 0
         """Sessions that live there."""
-        self.connection: ReplicaConnection[CommandT, EventT] = ReplicaConnection(
+        super().__init__(
             port,
             label,
             dispatch=dispatch,
@@ -84,27 +81,13 @@ class Replica(Generic[CommandT, EventT]):
             on_lost=lambda: events.lost(self),
             on_peer_event=partial(events.on_peer_event, self),
         )
-        self.send = self.connection.send
-        """Sends a command, with all others of the message when it is this link's turn."""
-        self.send_batch = self.connection.send_batch
 
     def __str__(self) -> str:
         return self.name
-
-    @property
-    def is_up(self) -> bool:
-        """True if commands reach it."""
-        return self.connection.is_up
-
-    @property
-    def description(self) -> ModelDescription | None:
-        """The description from its last attachment."""
-        return self.connection.description
 
     @property
     def load(self) -> tuple[bool, bool, int, int]:
         """Sort key, least for the best one for a session: it is listed, its work progresses, then sessions of this
         coordinator, then KV pages in use by all coordinators.
         """
-        connection = self.connection
-        return not self.is_listed, connection.is_stalled, self.num_sessions, -connection.num_pages_free
+        return not self.is_listed, self.is_stalled, self.num_sessions, -self.num_pages_free

@@ -29,12 +29,10 @@ from outrider.ports import (
 )
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.answer_watch import LOOK_INTERVAL_S, AnswerWatch
-from outrider_coordinator.routing.dispatch import DispatchScheduler, SessionItem
+from outrider_coordinator.routing.dispatch import CommandT, DispatchScheduler, EventT
 
 _log = logging.getLogger(__name__)
 
-CommandT = TypeVar("CommandT", bound=SessionItem)
-EventT = TypeVar("EventT", bound=SessionItem)
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT_co = TypeVar("EventT_co", covariant=True)
 

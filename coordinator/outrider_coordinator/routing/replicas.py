@@ -12,18 +12,16 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from operator import attrgetter
-from typing import Generic, TypeVar
+from typing import Generic
 
 from outrider.errors import OutriderError
 from outrider.types import ModelDescription
-from outrider_coordinator.routing.dispatch import DispatchScheduler, SessionItem
+from outrider_coordinator.routing.dispatch import CommandT, DispatchScheduler, EventT
 from outrider_coordinator.routing.replica import Replica, ReplicaEvents, Source
 from outrider_coordinator.routing.replica_connection import Port
 
 _log = logging.getLogger(__name__)
 
-CommandT = TypeVar("CommandT", bound=SessionItem)
-EventT = TypeVar("EventT", bound=SessionItem)
 
 _MUCH_FULLER, _FEW_SESSIONS = 1.25, 4
 """A replica with a quarter more sessions than another, and a few more, is much fuller."""
@@ -73,7 +71,7 @@ class Replicas(Generic[CommandT, EventT]):
     @property
     def num_pages_free(self) -> int:
         """Free pages of all attached replicas, as last reported."""
-        return sum(replica.connection.num_pages_free for replica in self.attached)
+        return sum(replica.num_pages_free for replica in self.attached)
 
     @property
     def kv_cache_usage(self) -> float:
@@ -84,14 +82,12 @@ class Replicas(Generic[CommandT, EventT]):
     @property
     def num_messages_sent(self) -> int:
         """Messages sent to all replicas, past ones included."""
-        return self._num_messages_of_gone + sum(
-            replica.connection.num_messages_sent for replica in self._replicas.values()
-        )
+        return self._num_messages_of_gone + sum(replica.num_messages_sent for replica in self._replicas.values())
 
     @property
     def num_hangs(self) -> int:
         """Number of times that a replica was given up because it hung or did not answer, past replicas included."""
-        return self._num_hangs_of_gone + sum(replica.connection.num_hangs for replica in self._replicas.values())
+        return self._num_hangs_of_gone + sum(replica.num_hangs for replica in self._replicas.values())
 
     def start(self) -> None:
         """Discover and attach in the background."""
@@ -100,7 +96,7 @@ class Replicas(Generic[CommandT, EventT]):
     async def first_try(self) -> None:
         """Return after the first attempt of all discovered replicas; raises errors that waiting does not resolve."""
         await self._looked.wait()
-        tries = [replica.connection.first_try() for replica in self._replicas.values()]
+        tries = [replica.first_try() for replica in self._replicas.values()]
         outcomes = await asyncio.gather(*tries, return_exceptions=True)
         failures = [outcome for outcome in outcomes if outcome is not None]
         if failures and len(failures) == len(outcomes):
@@ -128,7 +124,7 @@ class Replicas(Generic[CommandT, EventT]):
         if least is None:
             return None
         most_sessions = _MUCH_FULLER * least.num_sessions + _FEW_SESSIONS
-        sound = [each for each in preferred if each in able and each.is_listed and not each.connection.is_stalled]
+        sound = [each for each in preferred if each in able and each.is_listed and not each.is_stalled]
         good = (each for each in sound if each.num_sessions <= most_sessions)
         return next(good, least)
 
@@ -147,7 +143,7 @@ class Replicas(Generic[CommandT, EventT]):
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        await asyncio.gather(*(replica.connection.close() for replica in self._replicas.values()), *self._closing_tasks)
+        await asyncio.gather(*(replica.close() for replica in self._replicas.values()), *self._closing_tasks)
 
     async def _follow(self) -> None:
         while True:
@@ -186,7 +182,7 @@ class Replicas(Generic[CommandT, EventT]):
         label = f"{self._side} at {name}" if name else self._side
         replica = Replica(name, port, label, replace(self._events, lost=self._lost), self._dispatch)
         self._replicas[name] = replica
-        replica.connection.start()
+        replica.start()
 
     def _lost(self, replica: Replica[CommandT, EventT]) -> None:
         # A name may stand for another by now.
@@ -201,10 +197,10 @@ class Replicas(Generic[CommandT, EventT]):
         if self._replicas.get(replica.name) is not replica:
             return  # gone already
         del self._replicas[replica.name]
-        self._num_messages_of_gone += replica.connection.num_messages_sent
-        self._num_hangs_of_gone += replica.connection.num_hangs
+        self._num_messages_of_gone += replica.num_messages_sent
+        self._num_hangs_of_gone += replica.num_hangs
         _log.info("the %s at %s is detached", self._side, replica.name)
-        closing = asyncio.create_task(replica.connection.close())
+        closing = asyncio.create_task(replica.close())
         self._closing_tasks.add(closing)
         closing.add_done_callback(self._closing_tasks.discard)
 

@@ -31,7 +31,7 @@ class CommandBuilder:
 
     def open_draft(self, side: DraftSide) -> Open:
         """Open the session on the draft, which may have fewer ids than the target."""
-        limit = self._engine_request.num_token_ids
+        limit = self._engine_request.rules.num_token_ids
         known = side.facts.num_token_ids
         return self._open(num_token_ids=min(limit, known) if known else limit)
 
@@ -40,7 +40,7 @@ class CommandBuilder:
         engine_request = self._engine_request
         num_prompt_logprobs = None if has_prompt_logprobs else engine_request.num_prompt_logprobs
         return self._open(
-            num_token_ids=engine_request.num_token_ids,
+            num_token_ids=engine_request.rules.num_token_ids,
             num_logprobs=engine_request.num_logprobs,
             num_prompt_logprobs=num_prompt_logprobs,
             hidden_state_layers=hidden_state_layers,

@@ -20,8 +20,6 @@ class EngineRequest:
     seed: int
     acceptance_method: AcceptanceMethod
     rules: JudgeRules
-    num_token_ids: int
-    """Ids the target may draw are below this."""
     eos_token_ids: tuple[int, ...] = ()
     """Ends of sequence that count: none when they are ignored."""
     stop_token_ids: tuple[int, ...] = ()

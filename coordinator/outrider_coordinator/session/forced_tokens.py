@@ -39,7 +39,7 @@ def forced_proposal(session: SessionState) -> Drafted:
         return NOTHING_DRAFTED
     most = min(MAX_FORCED_TOKENS, session.output.num_remaining - 1)
     token_ids = session.output.forced_token_ids()[:most] if most > 0 else ()
-    if not token_ids or max(token_ids) >= request.num_token_ids:
+    if not token_ids or max(token_ids) >= request.rules.num_token_ids:
         return NOTHING_DRAFTED
     if not request.rules.rule.needs_evidence:
         return Drafted(token_ids)

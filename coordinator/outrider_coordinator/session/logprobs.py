@@ -11,8 +11,6 @@ from outrider.errors import ProtocolError
 from outrider.ports import Scores
 from outrider.types import CandidateLogprobs, TokenLogprob
 
-_MISSING = "scores came without the logprobs that were asked for"
-
 
 def emitted_logprobs(rows: Sequence[CandidateLogprobs], token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
     """Logprobs of tokens, the first at the first position; ``ProtocolError`` if the target left one out."""
@@ -36,7 +34,7 @@ class JointLogprobs:
         """Logprobs of new tokens of the session at this place, the first at its first position."""
         first, stop = self._edges[place : place + 2]
         if stop - first < len(token_ids):
-            raise ProtocolError(_MISSING)
+            raise ProtocolError("scores came without the logprobs that were asked for")
         return tuple([self._at(first + index, token_id) for index, token_id in enumerate(token_ids)])
 
     def _at(self, position: int, token_id: int) -> TokenLogprob:
@@ -44,13 +42,9 @@ class JointLogprobs:
         try:
             index = self._ids.index(token_id, start, stop)
         except ValueError:
-            raise ProtocolError(_left_out(token_id)) from None
+            raise ProtocolError(f"scores hold no logprob of token {token_id}, which was emitted") from None
         top = tuple(self._tops[self._top_edges[position] : self._top_edges[position + 1]])
         return TokenLogprob(token_id, self._logprobs[index], self._ranks[index], top)
-
-
-def _left_out(token_id: int) -> str:
-    return f"scores hold no logprob of token {token_id}, which was emitted"
 
 
 def prompt_logprobs(scores: Scores, prompt_token_ids: Sequence[int]) -> tuple[TokenLogprob | None, ...]:

@@ -35,7 +35,7 @@ class Output:
     ) -> None:
         self.row = row or Row()
         self._engine_request = engine_request
-        self._ending = engine_request.ending_token_ids
+        self.ending_token_ids = engine_request.ending_token_ids
         self._max_tokens, self._has_stops = engine_request.max_tokens, bool(engine_request.stop)
         self.num_remaining = self._max_tokens
         self._detokenizer = (
@@ -54,15 +54,6 @@ class Output:
         self._num_taken = 0
         """Number of characters that were taken."""
         self._logprobs: list[TokenLogprob] = []
-
-    @property
-    def _num_tokens(self) -> int:
-        return self._max_tokens - self.num_remaining
-
-    @property
-    def ending_token_ids(self) -> frozenset[int]:
-        """Tokens that end the generation."""
-        return self._ending
 
     @property
     def text(self) -> str:
@@ -127,7 +118,7 @@ class Output:
 
     def add_within(self, token_ids: Sequence[int]) -> bool:
         """Add the tokens of one step, if it is plain that the generation does not end in them: whether it is so."""
-        if self._has_stops or self._grammar is not None or not self._ending.isdisjoint(token_ids):
+        if self._has_stops or self._grammar is not None or not self.ending_token_ids.isdisjoint(token_ids):
             return False
         if self.num_remaining <= len(token_ids):
             return False
@@ -162,7 +153,7 @@ class Output:
         self.num_remaining -= 1
         if self._grammar is not None:
             self._grammar.take(token_id)
-        if token_id in self._ending:
+        if token_id in self.ending_token_ids:
             # Its own text is left out, as that of a stop text is, unless the request includes it.
             self._flush(token_id if self._engine_request.include_stop else None)
             return Finish(FinishReason.STOP, token_id)
@@ -181,7 +172,7 @@ class Output:
             text, pending = self._detokenize(token_id), ""
             if self._has_stops and self._detokenizer is not None:
                 pending = self._detokenizer.pending
-            armed = self._num_tokens > self._engine_request.sampling.min_tokens
+            armed = self._max_tokens - self.num_remaining > self._engine_request.sampling.min_tokens
             found = self._stops.push(text, pending, armed=armed)
             if isinstance(found, StopMatch):
                 self._texts.append(found.text)

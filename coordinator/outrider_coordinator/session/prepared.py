@@ -48,7 +48,7 @@ class Prepared:
     def __init__(self, table: SessionTable, index: Ints, rows: Ints) -> None:  # [B], [B, C]
         """``rows``: their values."""
         self.table, self.index, self.rows = table, index, rows
-        self.sessions: list[Any] = table.at(index.tolist())
+        self.sessions: list[Any] = [table.sessions[row] for row in index.tolist()]
         self.numbers = rows[:, col.NUMBER].astype(U8)
         self.speculations = [session.speculation for session in self.sessions]
         parents = [session.commands.trace_parent for session in self.sessions]

@@ -48,15 +48,10 @@ _STATUSES = tuple(SessionStatus)
 _STATUS_INDEX = {status: index for index, status in enumerate(SessionStatus)}
 DRAFTING, SCORING = _STATUS_INDEX[SessionStatus.DRAFTING], _STATUS_INDEX[SessionStatus.SCORING]
 """Values of the column ``STATUS``."""
-_REASONS = tuple(WithoutDraft)
+REASONS = tuple(WithoutDraft)
 _REASON_INDEX = {reason: index for index, reason in enumerate(WithoutDraft)}
 NOTHING_PROPOSED = _REASON_INDEX[WithoutDraft.NOTHING_PROPOSED]
-"""Values of the column ``REASON``."""
-
-
-def reason_of(index: int) -> WithoutDraft:
-    """Reason by its index in the column ``REASON``."""
-    return _REASONS[index]
+"""Reasons, and a value of the column ``REASON``, which holds an index of them."""
 
 
 class SessionState:
@@ -136,7 +131,7 @@ class SessionState:
     @property
     def no_draft_reason(self) -> WithoutDraft:
         """Reason why this step has no proposal, if it has none when it is judged."""
-        return _REASONS[self.row.values.item(col.REASON)]
+        return REASONS[self.row.values.item(col.REASON)]
 
     @no_draft_reason.setter
     def no_draft_reason(self, reason: WithoutDraft) -> None:

@@ -10,7 +10,7 @@ Shape letters: ``R`` rows, ``C`` columns, ``W`` positions of the longest proposa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -126,11 +126,6 @@ class SessionTable:
         """Row of each session with such a number; -1 for unknown ones."""
         find = self._by_number.get
         return [find(number, -1) for number in numbers]
-
-    def at(self, rows: Sequence[int]) -> list[Any]:
-        """Sessions of these rows."""
-        sessions = self.sessions
-        return [sessions[row] for row in rows]
 
     def may_end(self, token_ids: Iterable[int]) -> bool:
         """True if any of these tokens ends the generation of any session."""

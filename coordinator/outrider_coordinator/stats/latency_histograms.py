@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from outrider.readings import REQUEST_SECONDS, STAGE_SECONDS, TOKEN_SECONDS, Histogram, Reading
 
+StageHistograms = dict[str, Histogram]
+"""Times of the stages of steps, in seconds."""
 
-class StageHistograms(dict[str, Histogram]):
-    """Times of the stages of steps, in seconds."""
 
-    def __init__(self) -> None:
-        super().__init__({stage: Histogram(STAGE_SECONDS) for stage in ("draft", "score", "accept", "wire")})
-
-    def readings(self, phase: str) -> list[Reading]:
-        """All of them, by stage."""
-        return [
-            Reading("outrider_step_stage_seconds", histogram.read(), (("phase", phase), ("stage", stage)))
-            for stage, histogram in self.items()
-        ]
+def _of_stages() -> StageHistograms:
+    return {stage: Histogram(STAGE_SECONDS) for stage in ("draft", "score", "accept", "wire")}
 
 
 class LatencyHistograms:
@@ -28,9 +21,9 @@ class LatencyHistograms:
         self.whole = Histogram(REQUEST_SECONDS)
         self.per_token = Histogram(TOKEN_SECONDS)
         self.between_tokens = Histogram(TOKEN_SECONDS)
-        self.prefill = StageHistograms()
+        self.prefill = _of_stages()
         """Steps in which the target takes in the whole text: the first of a request, and those of a rebuild."""
-        self.decode = StageHistograms()
+        self.decode = _of_stages()
         """All other steps."""
         self.num_drafts_ahead = 0
         """Proposals that were begun before they were asked for."""
@@ -43,7 +36,10 @@ class LatencyHistograms:
             Reading("outrider_e2e_request_latency_seconds", self.whole.read()),
             Reading("outrider_request_time_per_output_token_seconds", self.per_token.read()),
             Reading("outrider_inter_token_latency_seconds", self.between_tokens.read()),
-            *self.prefill.readings("prefill"),
-            *self.decode.readings("decode"),
+            *[
+                Reading("outrider_step_stage_seconds", histogram.read(), (("phase", phase), ("stage", stage)))
+                for phase, stages in (("prefill", self.prefill), ("decode", self.decode))
+                for stage, histogram in stages.items()
+            ],
             Reading("outrider_drafts_ahead_total", self.num_drafts_ahead),
         ]

@@ -78,8 +78,8 @@ class Notes:
         self.steps: list[Step] = []
         self._max_steps = max_steps
         self._step: Step | None = None
-        self._asked_draft: Exchange | None = None
-        self._asked_target: Exchange | None = None
+        self._asked: dict[bool, Exchange | None] = {True: None, False: None}
+        """Exchanges without an answer: with the draft and with the target."""
         self._scored_ns: int | None = None
         """Time at which the latest scores were at hand."""
 
@@ -126,30 +126,24 @@ class Notes:
             return
         exchange = Exchange(is_draft, generation, num_kept_tokens == 0, draft_length, at_ns)
         self._step.exchanges.append(exchange)
-        if is_draft:
-            self._asked_draft = exchange
-        else:
-            self._asked_target = exchange
+        self._asked[is_draft] = exchange
 
     def answered(self, event: DraftEvent | TargetEvent, timing: ItemTiming | None, *, is_draft: bool) -> None:
         """An event has come; one that answers what was asked last is noted."""
-        asked = self._asked_draft if is_draft else self._asked_target
+        asked = self._asked[is_draft]
         if asked is None or event.generation != asked.generation or isinstance(event, HiddenStateChunk):
             return
         self.was_answered(type(event).__name__, timing, self.clock(), is_draft=is_draft)
 
     def was_answered(self, outcome: str, timing: ItemTiming | None, at_ns: int, *, is_draft: bool) -> None:
         """The answer to what was asked last has come."""
-        asked = self._asked_draft if is_draft else self._asked_target
+        asked, self._asked[is_draft] = self._asked[is_draft], None
         if asked is None:
             return
         asked.answered_ns, asked.timing, asked.outcome = at_ns, timing, outcome
         if timing is not None:  # a peer may have brought it what is asked here
             asked.sent_ns = min(asked.sent_ns, at_ns - timing.total_ns)
-        if is_draft:
-            self._asked_draft = None
-        else:
-            self._asked_target = None
+        if not is_draft:
             self._scored_ns = at_ns
 
     def _step_ended(self, ended: StepEnded, now: int) -> None:

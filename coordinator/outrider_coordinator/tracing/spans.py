@@ -159,7 +159,8 @@ def _step_spans(writer: _Writer, step: Step, request_ended_ns: int) -> Iterator[
 
 
 def _exchange_spans(writer: _Writer, exchange: Exchange, step_id: str, step_ended_ns: int) -> Iterator[Span]:
-    name, timing, answered = _stage_name(exchange), exchange.timing, exchange.answered_ns
+    name = names.DRAFT if exchange.is_draft else names.SCORE
+    timing, answered = exchange.timing, exchange.answered_ns
     attributes: Attributes = {
         names.DRAFT_LENGTH: exchange.draft_length,
         names.GENERATION: exchange.generation,
@@ -178,10 +179,6 @@ def _exchange_spans(writer: _Writer, exchange: Exchange, step_id: str, step_ende
         yield writer.span(names.WIRE, step_id, began, began + wire, attributes=peer)
         began += wire
     yield writer.span(name, step_id, began, answered, attributes=attributes)
-
-
-def _stage_name(exchange: Exchange) -> str:
-    return names.DRAFT if exchange.is_draft else names.SCORE
 
 
 def timing_attributes(timing: ItemTiming) -> Attributes:

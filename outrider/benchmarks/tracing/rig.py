@@ -191,5 +191,4 @@ def _plan(max_tokens: int) -> EngineRequest:
         seed=1,
         acceptance_method=AcceptanceMethod.REJECTION,
         rules=rules,
-        num_token_ids=VOCAB_SIZE,
     )

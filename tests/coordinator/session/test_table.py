@@ -36,7 +36,7 @@ def test_rows_are_taken_and_freed_in_any_order() -> None:
             inside[changed] = other, mark + 1
         rows = table.indices(inside)
         assert len(set(rows)) == len(rows) and min(rows, default=0) >= 0
-        assert table.at(rows) == [each for each, _ in inside.values()]
+        assert [table.sessions[row] for row in rows] == [each for each, _ in inside.values()]
         assert table.values[rows, col.DRAFT_HELD].tolist() == [its_mark for _, its_mark in inside.values()]
     assert len(inside) > 20 and len(outside) > 100
     assert all(left.draft.held == its_mark for left, its_mark in outside)
