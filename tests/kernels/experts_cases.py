@@ -195,6 +195,23 @@ def test_fp8_products(num_tokens: int, size: int, out: int, scale_rows: int | No
         check(experts(x, routing, None), wide(x.float(), routing, None))
 
 
+def test_gates_and_ups_with_scales_of_inputs_of_their_own() -> None:
+    num_experts, size, out = 4, 144, 48
+    matrix = Fp8Matrix(*quantize_rows(random(num_experts * 2 * out, size)), 1, size)
+    scales = torch.tensor([0.02, 0.01, 0.02, 0.02, 0.01, 0.02, 0.03, 0.03], device=DEVICE)
+    experts = prepare_fp8_experts(matrix, Rounding(None, scales.repeat_interleave(out)), num_experts, DTYPE)
+    wide = widened(matrix, torch.float32).view(num_experts, 2, out, size)
+    x, bias, routing = random(9, size, seed=1).to(DTYPE), random(num_experts * 2 * out).to(DTYPE), routing_of(9, 4)
+    for is_weighted in (False, True):
+        parts = []
+        for half in range(2):
+            rounding = Rounding(None, scales.view(-1, 2)[:, half])
+            part = RoundedExperts(PlainExperts(wide[:, half]), rounding)
+            own = bias.float().view(num_experts, 2, out)[:, half].flatten()
+            parts.append(part(x.float(), routing, own, is_weighted=is_weighted))
+        check(experts(x, routing, bias, is_weighted=is_weighted), torch.cat(parts, -1))
+
+
 def mxfp4_matrix(rows: int, size: int, scales: tuple[int, int] = (119, 124)) -> Mxfp4Matrix:
     generator = torch.Generator(DEVICE).manual_seed(rows)
     draw = partial(torch.randint, dtype=torch.uint8, device=DEVICE, generator=generator)

@@ -121,6 +121,19 @@ def test_products(rows: int, out: int, size: int, scale_rows: int | None, name: 
     check(found.float().sum(0) if found.dim() == 3 else found, expected - bias.float())
 
 
+@pytest.mark.parametrize("scale_rows", [None, 16])
+def test_rows_with_scales_of_inputs_of_their_own(scale_rows: int | None) -> None:
+    """Rows of tensors that are computed as one layer."""
+    matrix, bias, x = matrix_of(80, 144, scale_rows), random(80).to(DTYPE), random(3, 144).to(DTYPE)
+    scales = torch.tensor([0.02, 0.03, 0.02], device=DEVICE).repeat_interleave(
+        torch.tensor([32, 16, 32], device=DEVICE)
+    )
+    found = prepare_fp8_weight(matrix, Rounding(None, scales), DTYPE)(x, bias)
+    for row in (0, 31, 32, 47, 48, 79):
+        whole = WidenedWeight(matrix, Rounding(None, scales[row]), torch.float32)(x.float(), bias.float())
+        check(found[:, row], whole[:, row])
+
+
 SHARED = [(None, 64, 2048), (128, 64, 2048)]
 if not INTERPRETED:  # one part of K and several
     SHARED = [(None, 512, 4096), (128, 512, 4096), (None, 10_240, 5120), (None, 5120, 8192)]

@@ -21,8 +21,9 @@ import torch
 
 from outrider.kernels.experts import reference
 from outrider.kernels.experts.layout import ExpertWeight, Mxfp4Matrix, Routing, SigmoidScores
-from outrider.kernels.experts.reference import PlainExperts, RoundedExperts, widened_mxfp4
+from outrider.kernels.experts.reference import ExpertParts, PlainExperts, RoundedExperts, widened_mxfp4
 from outrider.kernels.fp8_linear import Fp8Matrix, Rounding
+from outrider.kernels.fp8_linear.layout import alike_parts
 from outrider.kernels.fp8_linear.reference import widened
 from outrider.kernels.launching import has_kernels
 
@@ -75,6 +76,14 @@ def prepare_experts(weight: torch.Tensor, num_experts: int) -> ExpertWeight:
 
 def prepare_fp8_experts(matrix: Fp8Matrix, rounding: Rounding, num_experts: int, dtype: torch.dtype) -> ExpertWeight:
     """The same of FP8 numbers [E * N, K], for inputs of ``dtype`` that are rounded as the ``rounding`` says."""
+    cut = list(alike_parts(matrix, rounding, num_experts))
+    parts = [_prepared_fp8(*part, num_experts, dtype) for part in cut]
+    sizes = [len(part.numbers) // num_experts for part, _ in cut]
+    return parts[0] if len(parts) == 1 else ExpertParts(parts, sizes, num_experts)
+
+
+def _prepared_fp8(matrix: Fp8Matrix, rounding: Rounding, num_experts: int, dtype: torch.dtype) -> ExpertWeight:
+    """Form of a weight with one scale of each expert's inputs, if that is given."""
     if has_kernels(matrix.numbers.device):
         from outrider.kernels.experts.kernel import TritonExperts  # Triton is slow to import
         from outrider.kernels.fp8_linear.weight import takes

@@ -19,7 +19,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.experts.layout import ExpertWeight, Mxfp4Matrix, Routing
 from outrider.kernels.experts.mxfp4 import packed, sum_mxfp4_columns
-from outrider.kernels.fp8_linear import Fp8Matrix, Rounding
+from outrider.kernels.experts.reference import of_experts
+from outrider.kernels.fp8_linear import FP8, FP8_MAX, Fp8Matrix, Rounding
 from outrider.kernels.fp8_linear.layout import Rounded
 from outrider.kernels.fp8_linear.rounding import rounded
 from outrider.kernels.launching import launch_options, stages_within
@@ -180,7 +181,7 @@ class TritonExperts(ExpertWeight):
         self._scales, self._scale_rows = None, 1
         if isinstance(weight, Fp8Matrix):
             self._scales, self._scale_rows = weight.scales, weight.rows
-            if self._rounding.scale is not None:  # one scale for all inputs: they have none of their own
+            if self._rounding.scale is not None and not self._rounding.scale.dim():  # inputs have none of their own
                 self._scales = weight.scales * self._rounding.scale
             weight = weight.numbers
         self._is_mxfp4 = isinstance(weight, Mxfp4Matrix)
@@ -199,8 +200,16 @@ class TritonExperts(ExpertWeight):
         else:
             out = empty_rows(num_pairs, size, dtype=x.dtype, device=x.device)
         if num_pairs:
-            self._launch(rounded(x, self._rounding), routing, bias, out, is_weighted=is_weighted)
+            self._launch(self._rounded(x, routing), routing, bias, out, is_weighted=is_weighted)
         return out
+
+    def _rounded(self, x: torch.Tensor, routing: Routing) -> Rounded:
+        scale = self._rounding.scale
+        if scale is None or not scale.dim():
+            return rounded(x, self._rounding)
+        pairs, scales = of_experts(x, routing, scale)
+        numbers = (pairs.float() / scales).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+        return Rounded(numbers, scales.T)
 
     def _launch(
         self, x: Rounded, routing: Routing, bias: torch.Tensor | None, out: torch.Tensor, *, is_weighted: bool

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
@@ -89,4 +91,33 @@ class RoundedExperts(ExpertWeight):
         self, x: torch.Tensor, routing: Routing, bias: torch.Tensor | None, *, is_weighted: bool = False
     ) -> torch.Tensor:
         """``x`` [T, K] or [P, K] to [P, N], or weighted to [A, T, N]."""
-        return self._weight(round_rows(x, self._rounding), routing, bias, is_weighted=is_weighted)
+        rounding = self._rounding
+        if rounding.scale is not None and rounding.scale.dim():
+            x, scales = of_experts(x, routing, rounding.scale)
+            rounding = Rounding(None, scales)
+        return self._weight(round_rows(x, rounding), routing, bias, is_weighted=is_weighted)
+
+
+class ExpertParts(ExpertWeight):
+    """Weights of the same experts one after the other, each of which rounds its inputs with scales of its own."""
+
+    def __init__(self, parts: Sequence[ExpertWeight], sizes: Sequence[int], num_experts: int) -> None:
+        """``sizes``: rows of an expert in each."""
+        self._parts, self._sizes, self._num_experts = parts, list(sizes), num_experts
+
+    def __call__(
+        self, x: torch.Tensor, routing: Routing, bias: torch.Tensor | None, *, is_weighted: bool = False
+    ) -> torch.Tensor:
+        """``x`` [T, K] or [P, K] to [P, N], or weighted to [A, T, N]."""
+        biases: Sequence[torch.Tensor | None] = [None] * len(self._parts)
+        if bias is not None:
+            biases = [own.flatten() for own in torch.split(bias.view(self._num_experts, -1), self._sizes, 1)]
+        parts = zip(self._parts, biases, strict=True)
+        return torch.cat([part(x, routing, own, is_weighted=is_weighted) for part, own in parts], -1)
+
+
+def of_experts(x: torch.Tensor, routing: Routing, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``x`` [T, K] or [P, K] with a row for each pair, and of the ``scales`` [E] those of their experts [P, 1]."""
+    ids = routing.expert_ids.flatten()
+    known = ids.clamp(0, len(scales) - 1)  # others are of experts elsewhere
+    return x.repeat(len(ids) // max(1, len(x)), 1), scales[known.long()][:, None]

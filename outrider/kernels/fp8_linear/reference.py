@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,19 @@ class PreparedFp8Weight(PreparedWeight):
         """Product with what the ``gate`` gives of ``gate_up`` [T, 2 K]. See ``partials``."""
         x = geglu(gate_up) if gate is Gate.GELU else swiglu(gate_up)
         return self.partials(x, bias) if may_be_partial else self(x, bias)
+
+
+class Fp8Parts(PreparedFp8Weight):
+    """Weights one after the other, each of which rounds its inputs with a scale of its own."""
+
+    def __init__(self, parts: Sequence[PreparedFp8Weight], sizes: Sequence[int]) -> None:
+        """``sizes``: rows of each."""
+        self._parts, self._sizes = parts, list(sizes)
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x`` [T, K] to [T, N]."""
+        biases = [None] * len(self._parts) if bias is None else torch.split(bias, self._sizes)
+        return torch.cat([part(x, own) for part, own in zip(self._parts, biases, strict=True)], 1)
 
 
 class WidenedWeight(PreparedFp8Weight):

@@ -135,8 +135,10 @@ class Fp8Linear(LinearMethod):
                 return Rounding(self._spec.in_features)
             case Activations.GROUP:
                 return Rounding(self._format.block[1])
-            case Activations.STATIC:  # tensors that are one product have one input: the larger scale holds for all
-                return Rounding(None, self._input_scales.max())
+            case Activations.STATIC:
+                held = sum(len(features.own) for features in self._spec.outputs)
+                self._input_scales[held:] = self._input_scales[held - 1]
+                return Rounding(None, self._input_scales)
             case Activations.UNCHANGED:
                 return Rounding(None)
 

@@ -32,7 +32,7 @@ from outrider.model_executor.kv_cache_sizing import (
     explaining_out_of_memory,
     graph_bytes,
 )
-from outrider.model_executor.layers.quantization import ONLINE, Activations
+from outrider.model_executor.layers.quantization import ONLINE
 from outrider.model_executor.loader.checkpoint import StoredTensor, read_checkpoint, read_family_tensors
 from outrider.model_executor.loader.fallback import check_fallback, load_fallback
 from outrider.model_executor.loader.kv_scales import read_kv_scales
@@ -243,10 +243,6 @@ def with_parallel_experts(config: ModelConfig) -> ModelConfig:
     """The configuration with whole experts on each rank; ``ConfigError`` for a model that cannot have that."""
     if config.experts is None:
         raise ConfigError(EXPERT_SETTING, f"is set, and {config.architecture} has no experts that ranks could divide")
-    if config.quantization is not None and config.quantization.activations is Activations.STATIC:
-        raise ConfigError(
-            EXPERT_SETTING, "does not go with static scales of activations, of which the largest of all experts holds"
-        )
     return replace(config, experts=replace(config.experts, is_parallel=True))
 
 
