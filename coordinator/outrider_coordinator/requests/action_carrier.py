@@ -48,7 +48,7 @@ class ActionCarrier:
             case actions.DraftWaitBegan():
                 self._draft_waits.begin(request, action.step)
             case actions.DraftWaitEnded():
-                request.clear_draft_timer()
+                self._draft_waits.end(request)
                 request.note(action, arrived, handled)
             case _:
                 with records_about(request.log_fields):
@@ -77,4 +77,5 @@ class ActionCarrier:
             case actions.Park():
                 self._lifecycle.park(request, action.retry_after_ms)
             case actions.Finish() | actions.Fail():
+                self._draft_waits.end(request)
                 self._lifecycle.end(request, action)

@@ -1,14 +1,14 @@
 """Draft waits: how long steps wait for each draft, and which steps continue without it.
 
 ``DraftTimeout`` derives the wait for one draft from its response times: it is 0 while the draft does not respond.
-``DraftWaits`` owns one for each attached draft. The session decides what a step does after it.
+``DraftWaits`` owns one for each attached draft, and one timer for all steps that wait. The session decides what a step
+does after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.services import DraftReplica
@@ -72,6 +72,10 @@ class DraftWaits:
         self._running, self._time_out = running, time_out
         self._timeouts: dict[DraftReplica | None, DraftTimeout] = {}
         """Timeouts of the drafts that are attached."""
+        self._waiting: dict[RequestState, tuple[float, int]] = {}
+        """Time until which each waiting request waits, by the event loop's clock, and the step that waits."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Fires when the first of these times is up, or before: to set one for every step would take longer."""
 
     def attached(self, draft: DraftReplica) -> None:
         """A draft is attached, with unknown response times."""
@@ -84,8 +88,15 @@ class DraftWaits:
     def begin(self, request: RequestState, step: int) -> None:
         """The step of the request begins to wait for a proposal."""
         timeout = self._timeouts.get(request.place.draft)
-        delay_s = self._longest_s if timeout is None else timeout.seconds
-        request.set_draft_timer(delay_s, partial(self._on_timer, request, step))
+        request.draft_wait_began = now = asyncio.get_running_loop().time()
+        due = now + (self._longest_s if timeout is None else timeout.seconds)
+        self._waiting[request] = due, step
+        if self._timer is None or due < self._timer.when():
+            self._set_timer(due)
+
+    def end(self, request: RequestState) -> None:
+        """The request waits no more."""
+        self._waiting.pop(request, None)
 
     def note_response(self, draft: DraftReplica, proposed: Iterable[RequestState]) -> None:
         """A message of the draft has arrived, with proposals for these requests, in time or late."""
@@ -98,7 +109,23 @@ class DraftWaits:
             began, request.draft_wait_began = request.draft_wait_began, None
             timeout.note_wait(0.0 if began is None else now - began)
 
-    def _on_timer(self, request: RequestState, step: int) -> None:
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer, now = None, asyncio.get_running_loop().time()
+        try:
+            for request, wait in tuple(self._waiting.items()):
+                if wait[0] <= now and self._waiting.get(request) is wait:  # it may have ended with one before
+                    del self._waiting[request]
+                    self._end_in_vain(request, wait[1])
+        finally:
+            if self._waiting:
+                self._set_timer(min(due for due, _ in self._waiting.values()))
+
+    def _end_in_vain(self, request: RequestState, step: int) -> None:
         draft = request.place.draft
         timeout = self._timeouts.get(draft)
         was_silent = timeout is not None and timeout.is_silent

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 
 from outrider.generation import GenerationResult, Progress, Usage
-from outrider_coordinator.requests.deadline_timer import DeadlineTimer
 from outrider_coordinator.requests.output_collector import OutputCollector
 from outrider_coordinator.requests.request_log import log_ending
 from outrider_coordinator.routing.placement import Place
@@ -52,7 +51,6 @@ class RequestState:
         )
         self._next_progress = 0.0
         """Time of the next ``Progress``; by the clock of ``note``."""
-        self._draft_timer = DeadlineTimer()
         self._timers: dict[object, asyncio.TimerHandle] = {}
         """Timers that have not fired."""
 
@@ -132,19 +130,12 @@ class RequestState:
     def end(self, ending: Finish | Fail) -> None:
         """Deliver the last output, with the result or the error."""
         self.count_steps()
-        self._cancel_timers()
+        for timer in self._timers.values():
+            timer.cancel()
         self.request_timings.note_end(self.loop.spec_stats.num_emitted_tokens)
         self.trace.ended(self.loop, ending)
         log_ending(self.loop, ending, self.request_timings.summary())
         self.output_collector.end(ending.error if isinstance(ending, Fail) else self._result(ending))
-
-    def set_draft_timer(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """Replace the draft's timer."""
-        self.draft_wait_began = self._draft_timer.set(delay_s, callback)
-
-    def clear_draft_timer(self) -> None:
-        """Stop the draft's timer."""
-        self._draft_timer.clear()
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Call after a delay, unless the request has ended by then."""
@@ -154,11 +145,6 @@ class RequestState:
     def _fire(self, key: object, callback: Callable[[], None]) -> None:
         del self._timers[key]  # it holds the request, which is otherwise left to the garbage collector
         callback()
-
-    def _cancel_timers(self) -> None:
-        self._draft_timer.cancel()
-        for timer in self._timers.values():
-            timer.cancel()
 
     def _progress(self, now: float) -> Progress | None:
         if not self.loop.engine_request.tells_progress or now < self._next_progress:

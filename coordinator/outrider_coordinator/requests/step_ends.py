@@ -35,7 +35,7 @@ class StepEnds:
             self._draft_waits.note_response(one.batch.draft, one.requests)
         for place, (request, timing) in enumerate(zip(one.requests, one.timings, strict=True)):
             end_wait(request.loop)
-            request.clear_draft_timer()
+            self._draft_waits.end(request)
             request.note(DraftWaitEnded(timing), one.arrived, one.handled)
             if request.trace.notes is not None:
                 one.trace(place, timing)

@@ -5,14 +5,14 @@ back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from outrider.types import AcceptanceMethod
-from outrider_coordinator.requests.draft_waits import DECAY_RATIO, FLOOR_RATIO, MARGIN_RATIO, DraftTimeout
-from outrider_coordinator.requests.request_state import RequestState
-from tests.coordinator.test_service import ask, own_tokens, stack
+from outrider_coordinator.requests.draft_waits import DECAY_RATIO, FLOOR_RATIO, MARGIN_RATIO, DraftTimeout, DraftWaits
+from tests.coordinator.test_service import ask, eventually, own_tokens, stack
 
 LONGEST_S = 1.0
 
@@ -56,13 +56,13 @@ def test_a_silent_draft_is_not_waited_for_until_it_answers() -> None:
 
 async def test_sessions_wait_once_for_a_draft_that_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     delays: list[float] = []
-    set_timer = RequestState.set_draft_timer
+    seconds: Any = DraftTimeout.seconds
 
-    def noted(self: RequestState, delay_s: float, ring: Callable[[], None]) -> None:
-        delays.append(delay_s)
-        set_timer(self, delay_s, ring)
+    def noted(self: DraftTimeout) -> float:
+        delays.append(seconds.fget(self))
+        return delays[-1]
 
-    monkeypatch.setattr(RequestState, "set_draft_timer", noted)
+    monkeypatch.setattr(DraftTimeout, "seconds", property(noted))
     requests = [ask(acceptance_method=AcceptanceMethod.COUPLED, seed=seed) for seed in range(4)]
     expected = [await own_tokens(request) for request in requests]
     async with stack(draft_timeout_ms=1000) as made:
@@ -80,3 +80,62 @@ async def test_sessions_wait_once_for_a_draft_that_falls_silent(monkeypatch: pyt
         assert result.token_ids == expected[3]
         assert result.speculation.num_accepted_tokens > 0
         assert delays[-1] > 0
+
+
+class Waiting:
+    """A request that waits for its draft, as far as its waits read it."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.place, self.draft_wait_began = name, SimpleNamespace(draft="draft"), None
+
+
+class Waits:
+    """Draft waits of given lengths, and the steps that were told that their time is up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.told: list[tuple[str, int]] = []
+        self._waits = DraftWaits(LONGEST_S, running=lambda: (), time_out=self._tell)
+        self._waits.attached(cast(Any, "draft"))
+        self._delay_s = 0.0
+        monkeypatch.setattr(DraftTimeout, "seconds", property(lambda _: self._delay_s))
+
+    def _tell(self, request: Any, step: int) -> None:
+        self.told.append((request.name, step))
+
+    def begin(self, request: Any, step: int, delay_s: float) -> None:
+        self._delay_s = delay_s
+        self._waits.begin(request, step)
+
+    def end(self, request: Any) -> None:
+        self._waits.end(request)
+
+
+async def test_each_wait_is_told_once_in_whatever_order_they_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, one, other, last = Waits(monkeypatch), Waiting("one"), Waiting("other"), Waiting("last")
+    waits.begin(last, 1, 1000.0)
+    waits.begin(one, 2, 0.02)
+    waits.begin(other, 3, 0.001)
+    await eventually(lambda: len(waits.told) > 1)
+    assert set(waits.told) == {("other", 3), ("one", 2)}  # in any order if the second is due by the time of the first
+    waits.begin(one, 4, 0.001)
+    await eventually(lambda: len(waits.told) > 2)
+    assert waits.told[2:] == [("one", 4)]
+
+
+async def test_the_last_wait_of_a_request_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, request = Waits(monkeypatch), Waiting("one")
+    waits.begin(request, 1, 0.001)
+    began = asyncio.get_running_loop().time()
+    waits.begin(request, 2, 0.02)
+    await eventually(lambda: bool(waits.told))
+    assert waits.told == [("one", 2)]
+    assert asyncio.get_running_loop().time() - began >= 0.0199  # timers may ring a resolution of the clock too early
+
+
+async def test_a_wait_that_has_ended_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, ended, other = Waits(monkeypatch), Waiting("ended"), Waiting("other")
+    waits.begin(ended, 1, 0.001)
+    waits.end(ended)
+    waits.begin(other, 1, 0.02)
+    await eventually(lambda: bool(waits.told))
+    assert waits.told == [("other", 1)]
