@@ -86,7 +86,6 @@ class Failover:
         """Place the request on a draft if it would use one; on ``besides`` only if there is no other."""
         if request.place.draft is not None or request.is_over or not request.loop.lacks_draft:
             return
-        request.count_steps()  # they are those of the draft before
         replica = self._placement.place_on_draft(request.place, besides=besides)
         if replica is not None:
             self._deliver(request, partial(request.loop.draft_back, _facts_of(replica, request.place.target)))

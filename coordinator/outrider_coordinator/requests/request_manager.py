@@ -140,7 +140,6 @@ class RequestManager:
         whole = SpecDecodeStats()
         whole.add(self.endings.spec_stats)
         for request_state in self.all():
-            request_state.count_steps()
             whole.add(request_state.loop.spec_stats)
         return whole
 

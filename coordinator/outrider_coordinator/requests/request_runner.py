@@ -76,7 +76,7 @@ class RequestRunner:
             self._begin(request)
             return
         place.refused_by.clear()
-        request.park()
+        request.request_timings.note_parked()
         self._request_manager.park(request)
         request.call_later(retry_after_ms / 1000, self.unblock)
 
@@ -85,7 +85,8 @@ class RequestRunner:
         if request.is_over:
             return
         self._request_manager.endings.num_pauses += 1
-        request.pause()
+        request.num_pauses += 1
+        request.request_timings.note_paused()
         self._deliver(request, request.loop.pause)
         request.call_later(MAX_PAUSE_WITH_PAGES_S, partial(self._release_if_paused, request, request.num_pauses))
 
@@ -107,10 +108,10 @@ class RequestRunner:
         """The reader reads on: return the request to its place in the queue, if it was taken out."""
         if request.is_over:
             return
-        request.resume()
+        request.request_timings.note_resumed()
         self._deliver(request, request.loop.resume)
         if self._request_manager.resume(request):
-            request.park()
+            request.request_timings.note_parked()
             self._admit()
 
     def end(self, request: RequestState, ending: Finish | Fail) -> None:

@@ -19,9 +19,6 @@ from outrider_coordinator.tracing.requests import NOT_TRACED
 PROGRESS_INTERVAL_S = 0.25
 """Interval of ``Progress`` in a resumable stream: with every delta it took a tenth of the coordinator's time."""
 
-MAX_UNCOUNTED = 16
-"""Ends of steps and of waits that may wait to be counted. Counted one after the other, each takes half the time."""
-
 
 class RequestState:
     """A request from admission to its end."""
@@ -45,7 +42,6 @@ class RequestState:
         """Pauses because its reader was behind."""
         self.draft_wait_began: float | None = None
         """Start of its wait for a proposal that has not come; by the event loop's clock."""
-        self._uncounted: list[tuple[StepEnded | DraftWaitEnded, float, float]] = []
         self.output_collector = OutputCollector(
             loop.output.take_text, num_tokens=len(loop.engine_request.emitted_token_ids)
         )
@@ -66,38 +62,23 @@ class RequestState:
 
     def admit(self) -> None:
         """Record that the request runs."""
-        self.count_steps()
         self.request_timings.note_admitted()
         if self.trace.notes is not None:
             self.trace.notes.admitted()
 
-    def park(self) -> None:
-        """Record that the request waits for pages again."""
-        self.count_steps()
-        self.request_timings.note_parked()
-
-    def pause(self) -> None:
-        """Record that the reader is behind."""
-        self.count_steps()
-        self.num_pauses += 1
-        self.request_timings.note_paused()
-
-    def resume(self) -> None:
-        """Record that the reader reads on."""
-        self.count_steps()
-        self.request_timings.note_resumed()
-
     def note(self, ended: StepEnded | DraftWaitEnded, arrived: float, handled: float) -> None:
-        """Record the end of a step or of a wait for a proposal, which is counted later, and queue the step's output,
-        which ``flush`` gives to the user.
+        """Count the end of a step or of a wait for a proposal, and queue the step's output, which ``flush`` releases.
 
         The service's answer was read at ``arrived``; the session's next command was decided at ``handled``.
         """
-        self._uncounted.append((ended, arrived, handled))
-        if len(self._uncounted) >= MAX_UNCOUNTED:
-            self.count_steps()
-        if isinstance(ended, StepEnded):
-            self.output_collector.put(ended.token_ids, ended.logprobs, self._progress(handled))
+        timings, is_prefill = self.request_timings, ended.is_prefill
+        if isinstance(ended, DraftWaitEnded):
+            timings.draft_wait_ended(arrived, handled, ended.timing, is_prefill=is_prefill)
+            return
+        timings.step_ended(arrived, handled, ended.timing, is_prefill=is_prefill, num_drafts=ended.num_draft_tokens)
+        timings.note_output(handled)
+        self.loop.spec_stats.count_step(ended, self.place.draft_model)
+        self.output_collector.put(ended.token_ids, ended.logprobs, self._progress(handled))
 
     def note_in_trace(self, action: Action, at: float | None = None) -> None:
         """Record an action of a traced session, of now or of ``at`` (s). Items are traced while steps are shown."""
@@ -107,29 +88,12 @@ class RequestState:
             if notes.is_full:
                 self.loop.commands.trace_parent = ""
 
-    def count_steps(self) -> None:
-        """Count the steps and waits that have ended since the last call."""
-        uncounted, self._uncounted = self._uncounted, []
-        timings, spec_stats = self.request_timings, self.loop.spec_stats
-        before = spec_stats.num_draft_tokens, spec_stats.num_accepted_tokens
-        for ended, arrived, handled in uncounted:
-            if isinstance(ended, StepEnded):
-                timings.step_ended(
-                    arrived, handled, ended.timing, is_prefill=ended.is_prefill, num_drafts=ended.num_draft_tokens
-                )
-                timings.note_output(handled)
-                spec_stats.count_step(ended)
-            else:
-                timings.draft_wait_ended(arrived, handled, ended.timing, is_prefill=ended.is_prefill)
-        spec_stats.attribute(self.place.draft_model, *before)
-
     def flush(self) -> None:
         """Wake the reader for new output, once the services have their next commands."""
         self.output_collector.release()
 
     def end(self, ending: Finish | Fail) -> None:
         """Deliver the last output, with the result or the error."""
-        self.count_steps()
         for timer in self._timers.values():
             timer.cancel()
         self.request_timings.note_end(self.loop.spec_stats.num_emitted_tokens)
@@ -150,7 +114,6 @@ class RequestState:
         if not self.loop.engine_request.tells_progress or now < self._next_progress:
             return None
         self._next_progress = now + PROGRESS_INTERVAL_S
-        self.count_steps()
         return Progress(self.loop.spec_stats.summary(), self.request_timings.summary())
 
     def _result(self, finish: Finish) -> GenerationResult:

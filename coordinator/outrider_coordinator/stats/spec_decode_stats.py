@@ -93,8 +93,8 @@ class SpecDecodeStats:
         """Replies that came too late to mean anything."""
         return self.num_stale_draft_replies + self.num_stale_target_replies
 
-    def count_step(self, step: StepEnded) -> None:
-        """Count one step."""
+    def count_step(self, step: StepEnded, draft_model: str = "") -> None:
+        """Count one step; ``draft_model``: of its proposal, if it has one."""
         num_drafted, num_accepted = step.num_draft_tokens, step.num_accepted
         self.num_steps += 1
         self.num_emitted_tokens += len(step.token_ids)
@@ -110,12 +110,8 @@ class SpecDecodeStats:
         self.num_gained_tokens += num_accepted + 1
         self.accepted_counts[num_accepted] += 1
         self.draft_lengths[num_drafted] += 1
-
-    def attribute(self, draft_model: str, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Count what was drafted and accepted since these counts as a model's."""
-        if self.num_draft_tokens > num_draft_tokens:
-            self.draft_tokens_by_model[draft_model] += self.num_draft_tokens - num_draft_tokens
-            self.accepted_tokens_by_model[draft_model] += self.num_accepted_tokens - num_accepted_tokens
+        self.draft_tokens_by_model[draft_model] += num_drafted
+        self.accepted_tokens_by_model[draft_model] += num_accepted
 
     def add(self, other: SpecDecodeStats) -> None:
         """Add another's counts, field by field."""

@@ -125,7 +125,6 @@ class Rig:
 
     def end(self) -> None:
         """The request is over: what was noted of it is handed over."""
-        self.request_state.count_steps()
         self.request_state.loop.cancel()
         for action in self.request_state.loop.take_actions():
             if isinstance(action, Finish):

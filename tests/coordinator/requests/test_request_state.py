@@ -1,9 +1,9 @@
-"""State of a request: steps that ended are counted later, and before anything reads or depends on the counts."""
+"""State of a request: what is counted of its steps."""
 
 from __future__ import annotations
 
 from outrider_coordinator.requests.request_manager import RequestManager
-from outrider_coordinator.requests.request_state import MAX_UNCOUNTED, RequestState
+from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.session.actions import DraftWaitEnded, StepEnded
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.speculation import DraftLengthPolicy
@@ -22,7 +22,7 @@ def a_request() -> RequestState:
     return RequestState(SessionLoop(make_plan(vocab_size=64), POLICY))
 
 
-def test_readings_include_steps_that_were_not_counted_yet() -> None:
+def test_readings_include_the_steps_of_requests_that_run() -> None:
     manager, request = RequestManager(POLICY, max_running_per_target=1, max_queue=1), a_request()
     manager.submit(request)
     for num_accepted in (4, 1):
@@ -32,19 +32,12 @@ def test_readings_include_steps_that_were_not_counted_yet() -> None:
     assert manager.spec_stats() == found
 
 
-def test_no_more_steps_than_a_few_wait_to_be_counted() -> None:
-    request = a_request()
-    for _ in range(MAX_UNCOUNTED):
-        request.note(a_step(0), 1.5, 2.0)
-    assert request.loop.spec_stats.num_steps == MAX_UNCOUNTED
-
-
 def test_steps_before_a_pause_are_no_part_of_it() -> None:
     request = a_request()
     request.admit()
     now = request.request_timings.now()
     request.note(a_step(0), now + 1.5, now + 2.0)
-    request.pause()
+    request.request_timings.note_paused()
     assert request.loop.spec_stats.num_steps == 1
     assert request.request_timings.summary().target > 1.0  # a pause that came first would have cut it short
 
@@ -56,7 +49,6 @@ def test_a_step_that_rebuilds_a_session_counts_as_prefill() -> None:
     for is_prefill in (True, False, True):
         request.note(a_step(0)._replace(is_prefill=is_prefill), 1.5, 2.0)
         request.note(DraftWaitEnded(None, is_prefill), 1.5, 2.0)
-    request.count_steps()
     for stage in ("score", "draft"):
         counts = [phase[stage].read().count for phase in (histograms.prefill, histograms.decode)]
         assert counts == [2, 1]
