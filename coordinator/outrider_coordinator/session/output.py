@@ -108,23 +108,13 @@ class Output:
 
     def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> tuple[int, Finish | None]:
         """Add the tokens of one step, up to the one that ends the generation: how many these are, and how it ends."""
-        if self.add_within(token_ids):
-            count, finish = len(token_ids), None
-        else:
-            count, finish = self._push_each(token_ids)
+        count, finish = 0, None
+        while finish is None and count < len(token_ids):
+            finish = self._push_one(token_ids[count])
+            count += 1
         if logprobs is not None:
             self._logprobs += logprobs[:count]
         return count, finish
-
-    def add_within(self, token_ids: Sequence[int]) -> bool:
-        """Add the tokens of one step, if it is plain that the generation does not end in them: whether it is so."""
-        if self._has_stops or self._grammar is not None or not self.ending_token_ids.isdisjoint(token_ids):
-            return False
-        if self.num_remaining <= len(token_ids):
-            return False
-        self.num_remaining -= len(token_ids)
-        self._unread += token_ids
-        return True
 
     def push_counted(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
@@ -136,13 +126,6 @@ class Output:
         self._unread += token_ids
         if logprobs is not None:
             self._logprobs += logprobs
-        return len(token_ids), None
-
-    def _push_each(self, token_ids: Sequence[int]) -> tuple[int, Finish | None]:
-        for count, token_id in enumerate(token_ids, start=1):
-            finish = self._push_one(token_id)
-            if finish is not None:
-                return count, finish
         return len(token_ids), None
 
     def close(self) -> None:
