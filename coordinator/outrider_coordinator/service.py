@@ -32,8 +32,8 @@ from outrider_coordinator.requests.request_log import log_refusal
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.dispatch import CommandT, EventT
-from outrider_coordinator.routing.replica import Fixed, Source
-from outrider_coordinator.routing.replica_connection import Port
+from outrider_coordinator.routing.replica import Port
+from outrider_coordinator.routing.replicas import Fixed, Source
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.speculation.explanation import draft_length_reason

@@ -16,7 +16,7 @@ import pytest
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
 from outrider.config.fields import DraftMethod
 from outrider.generation import GenerationResult
-from outrider_coordinator.routing import replica_connection
+from outrider_coordinator.routing import replica
 from outrider_coordinator.service import Coordinator
 from outrider_draft.proposers.registry import LOADERS
 from outrider_draft.service import DraftService
@@ -175,7 +175,7 @@ async def test_small_pools_chunks_and_cached_prefixes(
 async def test_links_that_break_and_sessions_that_are_rebuilt(
     folders: Path, expected: list[tuple[int, ...]], method: DraftMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_connection, "RETRY_S", 0.0)  # so that the draft is back before the streams end
+    monkeypatch.setattr(replica, "RETRY_S", 0.0)  # so that the draft is back before the streams end
     async with stack_of(folders, method, target={}, draft={"page_size": PAGE}) as stack:
 
         def num_rebuilds() -> int:

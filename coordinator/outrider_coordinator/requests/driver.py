@@ -18,7 +18,7 @@ from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.requests.session_driver import SessionDriver
 from outrider_coordinator.routing.peers import Peers
 from outrider_coordinator.routing.placement import Placement
-from outrider_coordinator.routing.replica import Source
+from outrider_coordinator.routing.replicas import Source
 from outrider_coordinator.routing.services import DraftReplica, Services, TargetReplica
 from outrider_coordinator.session.actions import Fail, Finish
 

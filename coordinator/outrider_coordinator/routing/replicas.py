@@ -12,13 +12,12 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from operator import attrgetter
-from typing import Generic
+from typing import Generic, Protocol, runtime_checkable
 
 from outrider.errors import OutriderError
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import CommandT, DispatchScheduler, EventT
-from outrider_coordinator.routing.replica import Replica, ReplicaEvents, Source
-from outrider_coordinator.routing.replica_connection import Port
+from outrider_coordinator.routing.replica import CommandT_contra, EventT_co, Port, Replica, ReplicaEvents
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +26,33 @@ _MUCH_FULLER, _FEW_SESSIONS = 1.25, 4
 """A replica with a quarter more sessions than another, and a few more, is much fuller."""
 SOON_S = 1.0
 """Interval of name lookups until the first replica is found."""
+
+
+@runtime_checkable
+class Source(Protocol[CommandT_contra, EventT_co]):
+    """Source of replicas."""
+
+    @property
+    def interval_s(self) -> float | None:
+        """Interval of lookups in seconds; None: one lookup."""
+        ...
+
+    async def find(self) -> Mapping[str, Port[CommandT_contra, EventT_co]]:
+        """The current replicas by name; a name always means the same replica."""
+        ...
+
+
+class Fixed(Generic[CommandT, EventT]):
+    """A source with one replica."""
+
+    interval_s: float | None = None
+
+    def __init__(self, port: Port[CommandT, EventT]) -> None:
+        self._port = port
+
+    async def find(self) -> Mapping[str, Port[CommandT, EventT]]:
+        """The port, under an empty name."""
+        return {"": self._port}
 
 
 class Replicas(Generic[CommandT, EventT]):

@@ -17,8 +17,8 @@ from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import DispatchScheduler
 from outrider_coordinator.routing.model_pair import check_pair, check_same_model
 from outrider_coordinator.routing.peers import Peers
-from outrider_coordinator.routing.replica import Replica, ReplicaEvents, Source
-from outrider_coordinator.routing.replicas import Replicas
+from outrider_coordinator.routing.replica import Replica, ReplicaEvents
+from outrider_coordinator.routing.replicas import Replicas, Source
 
 TargetReplica = Replica[TargetCommand, TargetEvent]
 DraftReplica = Replica[DraftCommand, DraftEvent]

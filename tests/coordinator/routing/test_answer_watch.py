@@ -9,7 +9,7 @@ import pytest
 
 from outrider.ports import Release, Score
 from outrider.prefix_hash import EMPTY_PREFIX
-from outrider_coordinator.routing import answer_watch, replica_connection
+from outrider_coordinator.routing import answer_watch, replica
 from outrider_coordinator.routing.answer_watch import LOOK_INTERVAL_S, AnswerWatch
 from outrider_coordinator.routing.dispatch import DispatchScheduler
 from tests.coordinator.routing.fleet import Found, draft, eventually, fleet, num_held, own_tokens, target
@@ -104,7 +104,7 @@ async def test_the_coordinators_own_absence_does_not_count(watched: Watched) -> 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer_watch, "DEFAULT_HANG_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(replica_connection, "LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(replica, "LOOK_INTERVAL_S", 0.02)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -13,9 +13,9 @@ from outrider.errors import DeadlineError, LoadingError, OutriderError, Unavaila
 from outrider.ports import DraftCommand, DraftEvent, EventBatch
 from outrider.stalls import NO_STALL
 from outrider.types import ModelDescription
-from outrider_coordinator.routing import replica_connection as attachment_module
+from outrider_coordinator.routing import replica as attachment_module
 from outrider_coordinator.routing.dispatch import DispatchScheduler
-from outrider_coordinator.routing.replica_connection import ReplicaConnection
+from outrider_coordinator.routing.replica import Replica, ReplicaEvents
 
 
 class _SlowToClose:
@@ -59,17 +59,23 @@ async def _accept(description: ModelDescription) -> None:
     """Any will do."""
 
 
+def _draft_at(
+    port: _OneLink, attached: asyncio.Event | None = None, lost: asyncio.Event | None = None
+) -> Replica[DraftCommand, DraftEvent]:
+    """A draft; the events are set when it is attached and lost."""
+    events: ReplicaEvents[DraftCommand, DraftEvent] = ReplicaEvents(
+        _accept,
+        attached=lambda _: attached.set() if attached else None,
+        lost=lambda _: lost.set() if lost else None,
+        on_batch=lambda _, batch: None,
+        on_peer_event=lambda _, event: None,
+    )
+    return Replica("", port, "draft", events, DispatchScheduler())
+
+
 async def test_a_link_being_lost_is_closed_before_the_attachment_is() -> None:
     port, lost = _OneLink(), asyncio.Event()
-    connection: ReplicaConnection[DraftCommand, DraftEvent] = ReplicaConnection(
-        port,
-        "draft",
-        dispatch=DispatchScheduler(),
-        accept=_accept,
-        on_attached=lambda: None,
-        on_batch=lambda batch: None,
-        on_lost=lost.set,
-    )
+    connection = _draft_at(port, lost=lost)
     connection.start()
     async with asyncio.timeout(120):
         await connection.first_try()
@@ -116,18 +122,6 @@ class _NotYet(_OneLink):
         if self.first:
             raise self.first.pop(0)
         return await super().describe()
-
-
-def _draft_at(port: _NotYet, attached: asyncio.Event) -> ReplicaConnection[DraftCommand, DraftEvent]:
-    return ReplicaConnection(
-        port,
-        "draft",
-        dispatch=DispatchScheduler(),
-        accept=_accept,
-        on_attached=attached.set,
-        on_batch=lambda batch: None,
-        on_lost=lambda: None,
-    )
 
 
 async def test_a_service_that_cannot_be_reached_is_tried_again_without_growing_pauses(
