@@ -1,5 +1,5 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
-# ruff: noqa: ANN001, ANN202, PLR0915, PLR0917
+# ruff: noqa: ANN001, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
 """Batch-invariant ``paged_attention``: an output depends on its query and on the keys up to its position alone.
 
@@ -19,6 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.launching import launch_options
 from outrider.kernels.paged_attention.device_plan import DevicePlan
+from outrider.kernels.paged_attention.schedule import read_part
 from outrider.kernels.paged_attention.segment_schedule import (
     Division,
     SegmentTiling,
@@ -35,12 +36,33 @@ from outrider.kernels.paged_attention.segments import (
     segment_of,
     segment_start,
 )
-from outrider.kernels.paged_attention.tiles import first_state, weighted_mean
+from outrider.kernels.paged_attention.tiles import first_state, places_of, positions_of, store_mean
 from outrider.kernels.room import empty_rows
 
 _LOG2_E = 1.4426950408889634
 _FETCHED_ROWS = 128
 """Number of segments that are fetched at once to be joined."""
+
+
+@triton.jit
+def _segments_of(part, num_cuts, first, highest, first_segment, BLOCK_N: tl.constexpr):
+    """First segment that begins in a part's share of the keys from ``first`` to ``highest``, and the end of them."""
+    share = tl.cdiv(tl.cdiv(highest + 1 - first, BLOCK_N), num_cuts) * BLOCK_N
+    begin = tl.maximum(segment_from(first + part * share, BLOCK_N), first_segment + (part > 0))
+    end = tl.maximum(segment_from(first + (part + 1) * share, BLOCK_N), first_segment + 1)
+    return tl.where(part == 0, first_segment, begin), end
+
+
+@triton.jit
+def _store_segment(
+    sums_ptr, stats_ptr, slot, largest, weight_sum, total, inside,
+    BLOCK_M: tl.constexpr, SLOT_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Leave a segment's result in memory."""
+    i, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    tl.store(sums_ptr + slot * (SLOT_M * BLOCK_D) + i[:, None] * BLOCK_D + d[None, :], total, mask=inside)
+    tl.store(stats_ptr + slot * 2 * SLOT_M + i, largest, mask=i < SLOT_M)
+    tl.store(stats_ptr + slot * 2 * SLOT_M + SLOT_M + i, weight_sum, mask=i < SLOT_M)
 
 
 @triton.jit(
@@ -84,16 +106,8 @@ def _attend_segments_kernel(
     kv_head = tl.program_id(0)
     if PDL:
         gdc_launch_dependents()
-    # Past the first-level cache, which does not see what other processors wrote.
     field = schedule_ptr + tl.program_id(1)
-    num_queries = tl.load(field, cache_modifier=".cg")
-    first_query = tl.load(field + num_parts, cache_modifier=".cg")
-    first_position = tl.load(field + 2 * num_parts, cache_modifier=".cg")
-    first_page = tl.load(field + 3 * num_parts, cache_modifier=".cg")
-    tile = tl.load(field + 4 * num_parts, cache_modifier=".cg")
-    part = tl.load(field + 5 * num_parts, cache_modifier=".cg")
-    num_cuts = tl.load(field + 6 * num_parts, cache_modifier=".cg")
-    cut_tile = tl.load(field + 7 * num_parts, cache_modifier=".cg")
+    num_queries, first_query, first_position, first_page, tile, part, num_cuts, cut_tile = read_part(field, num_parts)
     first_slot = tl.load(field + 8 * num_parts, cache_modifier=".cg")
     if tile * BLOCK_M >= num_queries * GROUP:
         return
@@ -105,22 +119,16 @@ def _attend_segments_kernel(
     inside = (query < num_queries)[:, None] & (d < HEAD_DIM)[None, :]
 
     # The keys that any query of this tile sees.
-    lowest = first_position + tile * BLOCK_M // GROUP
-    highest = first_position + tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, num_queries - 1)
+    lowest, highest = positions_of(tile, first_position, num_queries, GROUP, BLOCK_M)
     first = first_key_of(lowest, window, HAS_WINDOW, BLOCK_N)
-    # The segments that begin in this part's share of the keys; those of a tile that is not cut have one part.
     first_segment = segment_of(first, BLOCK_N)
     end_segment = segment_of(highest, BLOCK_N) + 1
-    share = tl.cdiv(tl.cdiv(highest + 1 - first, BLOCK_N), num_cuts) * BLOCK_N
-    begin = tl.maximum(segment_from(first + part * share, BLOCK_N), first_segment + (part > 0))
-    begin = tl.where(part == 0, first_segment, begin)
-    end = tl.maximum(segment_from(first + (part + 1) * share, BLOCK_N), first_segment + 1)
+    begin, end = _segments_of(part, num_cuts, first, highest, first_segment, BLOCK_N)
     if PDL:
         fetched = tl.maximum(segment_start(begin, BLOCK_N), first)
         fetch_block(fetched, highest, page_ptr, kv_ptr, kv_head, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D)
         gdc_wait()
-    place = (first_query + query).to(tl.int64)[:, None] * query_stride
-    place += (kv_head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
+    place = places_of(m, first_query, kv_head, query_stride, GROUP, HEAD_DIM, BLOCK_D)
     queries = tl.load(query_ptr + place, mask=inside, other=0.0)
     if num_cuts == 1:
         skipped = 0
@@ -135,12 +143,10 @@ def _attend_segments_kernel(
             BLOCK_M, True, HAS_WINDOW, SINKS, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
             STAGES, PDL,
         )  # fmt: skip
-        out = (first_query + query).to(tl.int64)[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM)
-        out += (kv_head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
-        tl.store(out_ptr + out, weighted_mean(total, weight_sum, value_scale).to(out_ptr.dtype.element_ty), mask=inside)
+        out = places_of(m, first_query, kv_head, NUM_KV_HEADS * GROUP * HEAD_DIM, GROUP, HEAD_DIM, BLOCK_D)
+        store_mean(out_ptr + out, total, weight_sum, value_scale, inside)
         return
 
-    i = tl.arange(0, BLOCK_M)
     largest, weight_sum = first_state(None, kv_head, m, True, GROUP)
     slot = (kv_head * slots + first_slot).to(tl.int64)
     for segment in range(begin, tl.minimum(end, end_segment)):
@@ -151,10 +157,10 @@ def _attend_segments_kernel(
             BLOCK_M, False, HAS_WINDOW, 0, SOFTCAP, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
             STAGES, PDL,
         )  # fmt: skip
-        own_slot = slot + segment - first_segment
-        tl.store(sums_ptr + own_slot * SLOT_SIZE + i[:, None] * BLOCK_D + d[None, :], total, mask=inside)
-        tl.store(stats_ptr + own_slot * 2 * SLOT_M + i, own_largest, mask=i < SLOT_M)
-        tl.store(stats_ptr + own_slot * 2 * SLOT_M + SLOT_M + i, own_sum, mask=i < SLOT_M)
+        _store_segment(
+            sums_ptr, stats_ptr, slot + segment - first_segment, own_largest, own_sum, total, inside,
+            BLOCK_M, SLOT_M, BLOCK_D,
+        )  # fmt: skip
     tl.debug_barrier()  # all of this program's stores come before its count
     counter = counters_ptr + cut_tile * NUM_KV_HEADS + kv_head
     if tl.atomic_add(counter, 1, sem="acq_rel") == num_cuts - 1:
@@ -191,9 +197,8 @@ def _join_slots(
             next_sum = tl.load(stats + SLOT_M, mask=is_there, other=0.0, cache_modifier=".cg")
             next_total = tl.load(sums, mask=inside & is_there, other=0.0, cache_modifier=".cg")
             largest, weight_sum, total = join_segments(largest, weight_sum, total, next_largest, next_sum, next_total)
-    out = (first_query + m // GROUP).to(tl.int64)[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM)
-    out += (kv_head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
-    tl.store(out_ptr + out, weighted_mean(total, weight_sum, value_scale).to(out_ptr.dtype.element_ty), mask=inside)
+    out = places_of(m, first_query, kv_head, NUM_KV_HEADS * GROUP * HEAD_DIM, GROUP, HEAD_DIM, BLOCK_D)
+    store_mean(out_ptr + out, total, weight_sum, value_scale, inside)
 
 
 def attend_segments(

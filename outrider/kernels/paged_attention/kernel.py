@@ -24,13 +24,33 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from outrider.kernels.launching import launch_options, num_processors
 from outrider.kernels.paged_attention.device_plan import AttentionTiling, DevicePlan, KeySharing, share_keys
-from outrider.kernels.paged_attention.schedule import make_schedule
+from outrider.kernels.paged_attention.schedule import make_schedule, num_shares, read_part
 from outrider.kernels.paged_attention.tiles import attend_tile
 from outrider.kernels.room import empty_rows
 
 _LOG2_E = 1.4426950408889634
 _UNROLLED = 4
 """Parts that are added up at once."""
+
+
+@triton.jit
+def _part_of_row(
+    query_starts_ptr, context_lengths_ptr, page_starts_ptr, number, window, budget,
+    GROUP: tl.constexpr, HAS_WINDOW: tl.constexpr, SINKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Fields that ``read_part`` returns, where there is one row: without a schedule."""
+    first_query = tl.load(query_starts_ptr)
+    num_queries = tl.load(query_starts_ptr + 1) - first_query
+    context = tl.load(context_lengths_ptr)
+    first_page = tl.load(page_starts_ptr)
+    seen = context
+    if HAS_WINDOW:
+        seen = tl.minimum(context, SINKS + window + num_queries - 1)
+    num_tiles = tl.cdiv(num_queries * GROUP, BLOCK_M)
+    blocks = tl.cdiv(seen, BLOCK_N)
+    num_cuts = tl.maximum(num_shares(blocks, num_tiles * blocks, budget), 1)
+    tile = number // num_cuts
+    return num_queries, first_query, context - num_queries, first_page, tile, number % num_cuts, num_cuts, tile
 
 
 @triton.jit(
@@ -85,32 +105,14 @@ def _attend_kernel(
     if PDL:
         gdc_launch_dependents()
     if IS_SCHEDULED:
-        # Past the first-level cache, which does not see what other processors wrote.
-        field = schedule_ptr + number
-        num_queries = tl.load(field, cache_modifier=".cg")
-        first_query = tl.load(field + num_parts, cache_modifier=".cg")
-        first_position = tl.load(field + 2 * num_parts, cache_modifier=".cg")
-        first_page = tl.load(field + 3 * num_parts, cache_modifier=".cg")
-        tile = tl.load(field + 4 * num_parts, cache_modifier=".cg")
-        part = tl.load(field + 5 * num_parts, cache_modifier=".cg")
-        num_cuts = tl.load(field + 6 * num_parts, cache_modifier=".cg")
-        cut_tile = tl.load(field + 7 * num_parts, cache_modifier=".cg")
+        num_queries, first_query, first_position, first_page, tile, part, num_cuts, cut_tile = read_part(
+            schedule_ptr + number, num_parts
+        )
     else:
-        first_query = tl.load(query_starts_ptr)
-        num_queries = tl.load(query_starts_ptr + 1) - first_query
-        context = tl.load(context_lengths_ptr)
-        first_page = tl.load(page_starts_ptr)
-        first_position = context - num_queries
-        seen = context
-        if HAS_WINDOW:
-            seen = tl.minimum(context, SINKS + window + num_queries - 1)
-        num_tiles = tl.cdiv(num_queries * GROUP, BLOCK_M)
-        blocks = tl.cdiv(seen, BLOCK_N)
-        share = tl.maximum(tl.cdiv(num_tiles * blocks, budget), 1)
-        num_cuts = tl.maximum((blocks + share // 2) // share, 1)
-        tile = number // num_cuts
-        part = number % num_cuts
-        cut_tile = tile
+        num_queries, first_query, first_position, first_page, tile, part, num_cuts, cut_tile = _part_of_row(
+            query_starts_ptr, context_lengths_ptr, page_starts_ptr, number, window, budget,
+            GROUP, HAS_WINDOW, SINKS, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
     if tile * BLOCK_M >= num_queries * GROUP:
         return
     attend_tile(

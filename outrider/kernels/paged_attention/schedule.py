@@ -1,5 +1,5 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
-# ruff: noqa: ANN001, ANN202, PLR0917
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
 """Split-KV schedule: which part of which row's keys each program of a decoding batch attends.
 
@@ -26,9 +26,59 @@ _FEWEST_ROWS = 32
 
 
 @triton.jit
-def _pick(is_own, values):
+def pick(is_own, values):
     """Value of each part's row."""
     return tl.sum(tl.where(is_own, values[None, :], 0), 1)
+
+
+@triton.jit
+def num_shares(blocks, total, budget):
+    """Number of shares in a tile's ``blocks`` of keys, rounded, where ``budget`` programs share a ``total`` of them."""
+    share = tl.maximum(tl.cdiv(total, budget), 1)
+    return (blocks + share // 2) // share
+
+
+@triton.jit
+def part_starts(parts, is_cut):
+    """First part of each row: parts of cut tiles come before those of whole ones."""
+    cut = tl.where(is_cut, parts, 0)
+    whole = parts - cut
+    return tl.where(is_cut, tl.cumsum(cut) - cut, tl.sum(cut) + tl.cumsum(whole) - whole)
+
+
+@triton.jit
+def store_rows(field, num_parts, exists, is_own, counts, first_queries, contexts, page_starts):
+    """Store the fields of parts that describe their rows."""
+    tl.store(field, pick(is_own, counts), mask=exists)
+    tl.store(field + num_parts, pick(is_own, first_queries), mask=exists)
+    tl.store(field + 2 * num_parts, pick(is_own, contexts - counts), mask=exists)
+    tl.store(field + 3 * num_parts, pick(is_own, page_starts), mask=exists)
+
+
+@triton.jit
+def publish(p):
+    """Let the whole device see what was stored: attention reads the schedule before it waits. No kernel is placed
+    before that of the schedule ends, which lets none ahead.
+    """
+    tl.debug_barrier()
+    tl.inline_asm_elementwise("fence.acq_rel.gpu; mov.u32 $0, $1;", "=r,r", [p], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def read_part(field, num_parts):
+    """A part's number of queries, first query, first position, first page, tile, number in the tile, number of the
+    tile's parts, and the tile's number among those that are cut.
+    """
+    # Past the first-level cache, which does not see what other processors wrote.
+    num_queries = tl.load(field, cache_modifier=".cg")
+    first_query = tl.load(field + num_parts, cache_modifier=".cg")
+    first_position = tl.load(field + 2 * num_parts, cache_modifier=".cg")
+    first_page = tl.load(field + 3 * num_parts, cache_modifier=".cg")
+    tile = tl.load(field + 4 * num_parts, cache_modifier=".cg")
+    part = tl.load(field + 5 * num_parts, cache_modifier=".cg")
+    num_cuts = tl.load(field + 6 * num_parts, cache_modifier=".cg")
+    cut_tile = tl.load(field + 7 * num_parts, cache_modifier=".cg")
+    return num_queries, first_query, first_position, first_page, tile, part, num_cuts, cut_tile
 
 
 @triton.jit(
@@ -66,37 +116,26 @@ def _schedule_kernel(
         seen = tl.minimum(contexts, SINKS + window + counts - 1)
     tiles = tl.cdiv(counts * GROUP, BLOCK_M)
     blocks = tl.cdiv(seen, BLOCK_N)
-    share = tl.maximum(tl.cdiv(tl.sum(tiles * blocks), budget), 1)
-    cuts = tl.maximum((blocks + share // 2) // share, 1)
+    cuts = tl.maximum(num_shares(blocks, tl.sum(tiles * blocks), budget), 1)
     parts = tiles * cuts
-    cut = tl.where(cuts > 1, parts, 0)
-    whole = parts - cut
-    starts = tl.where(cuts > 1, tl.cumsum(cut) - cut, tl.sum(cut) + tl.cumsum(whole) - whole)
+    starts = part_starts(parts, cuts > 1)
     cut_tiles = tl.where(cuts > 1, tiles, 0)
     tiles_before = tl.cumsum(cut_tiles) - cut_tiles
 
     p = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
     is_own = (p[:, None] >= starts[None, :]) & (p[:, None] < (starts + parts)[None, :])
-    within = p - _pick(is_own, starts)
-    own_cuts = tl.maximum(_pick(is_own, cuts), 1)
+    within = p - pick(is_own, starts)
+    own_cuts = tl.maximum(pick(is_own, cuts), 1)
     page_starts = tl.load(page_starts_ptr + r, mask=is_row, other=0)
     field = schedule_ptr + p
     exists = p < num_parts
-    tl.store(field, _pick(is_own, counts), mask=exists)
-    tl.store(field + num_parts, _pick(is_own, first_queries), mask=exists)
-    tl.store(field + 2 * num_parts, _pick(is_own, contexts - counts), mask=exists)
-    tl.store(field + 3 * num_parts, _pick(is_own, page_starts), mask=exists)
+    store_rows(field, num_parts, exists, is_own, counts, first_queries, contexts, page_starts)
     tl.store(field + 4 * num_parts, within // own_cuts, mask=exists)
     tl.store(field + 5 * num_parts, within % own_cuts, mask=exists)
     tl.store(field + 6 * num_parts, own_cuts, mask=exists)
-    tl.store(field + 7 * num_parts, _pick(is_own, tiles_before) + within // own_cuts, mask=exists)
+    tl.store(field + 7 * num_parts, pick(is_own, tiles_before) + within // own_cuts, mask=exists)
     if PDL:
-        # Attention reads the schedule before it waits. No kernel is placed before this one ends, which lets none ahead;
-        # what it wrote is then seen by the whole device.
-        tl.debug_barrier()
-        tl.inline_asm_elementwise(
-            "fence.acq_rel.gpu; mov.u32 $0, $1;", "=r,r", [p], dtype=tl.int32, is_pure=False, pack=1
-        )
+        publish(p)
 
 
 def make_schedule(plan: DevicePlan, sharing: KeySharing, group: int) -> torch.Tensor:

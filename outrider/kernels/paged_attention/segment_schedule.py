@@ -18,6 +18,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from outrider.kernels.launching import launch_options, num_processors
 from outrider.kernels.paged_attention.device_plan import DevicePlan
+from outrider.kernels.paged_attention.schedule import num_shares, part_starts, pick, publish, store_rows
 from outrider.kernels.paged_attention.segments import first_key_of, segment_of
 
 _FIELDS = 9
@@ -27,12 +28,6 @@ _FEWEST_ROWS = 32
 """Looked through at once."""
 _FEW_QUERIES = 8
 """Number of a row's queries up to which most drafts are scored."""
-
-
-@triton.jit
-def _pick(is_own, values):
-    """Value of each part's row."""
-    return tl.sum(tl.where(is_own, values[None, :], 0), 1)
 
 
 @triton.jit(
@@ -69,8 +64,7 @@ def _segment_schedule_kernel(
     first = first_key_of(contexts - counts, window, HAS_WINDOW, BLOCK_N)
     blocks = tl.cdiv(contexts - first, BLOCK_N)
     segments = segment_of(tl.maximum(contexts - 1, 0), BLOCK_N) - segment_of(first, BLOCK_N) + 1
-    share = tl.maximum(tl.cdiv(tl.sum(tiles * blocks), budget), 1)
-    cuts = tl.maximum(tl.minimum((blocks + share // 2) // share, segments), 1)
+    cuts = tl.maximum(tl.minimum(num_shares(blocks, tl.sum(tiles * blocks), budget), segments), 1)
     if SINKS > 0:
         cuts = tl.minimum(cuts, 1)
     # A slot for each segment of a cut tile; what finds none stays whole.
@@ -82,35 +76,24 @@ def _segment_schedule_kernel(
     cut_tiles = tl.where(is_cut, tiles, 0)
     counters = tl.cumsum(cut_tiles) - cut_tiles
     parts = tiles * cuts
-    cut = tl.where(is_cut, parts, 0)
-    whole = parts - cut
-    starts = tl.where(is_cut, tl.cumsum(cut) - cut, tl.sum(cut) + tl.cumsum(whole) - whole)
+    starts = part_starts(parts, is_cut)
 
     p = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
     is_own = (p[:, None] >= starts[None, :]) & (p[:, None] < (starts + parts)[None, :])
-    within = p - _pick(is_own, starts)
-    own_cuts = tl.maximum(_pick(is_own, cuts), 1)
+    within = p - pick(is_own, starts)
+    own_cuts = tl.maximum(pick(is_own, cuts), 1)
     # The last tiles of a prompt see most keys, and begin first.
-    tile = tl.maximum(_pick(is_own, tiles) - 1 - within // own_cuts, 0)
+    tile = tl.maximum(pick(is_own, tiles) - 1 - within // own_cuts, 0)
     page_starts = tl.load(page_starts_ptr + r, mask=is_row, other=0)
-    field = schedule_ptr + p
-    exists = p < num_parts
-    tl.store(field, _pick(is_own, counts), mask=exists)
-    tl.store(field + num_parts, _pick(is_own, first_queries), mask=exists)
-    tl.store(field + 2 * num_parts, _pick(is_own, contexts - counts), mask=exists)
-    tl.store(field + 3 * num_parts, _pick(is_own, page_starts), mask=exists)
+    field, exists = schedule_ptr + p, p < num_parts
+    store_rows(field, num_parts, exists, is_own, counts, first_queries, contexts, page_starts)
     tl.store(field + 4 * num_parts, tile, mask=exists)
     tl.store(field + 5 * num_parts, within % own_cuts, mask=exists)
     tl.store(field + 6 * num_parts, own_cuts, mask=exists)
-    tl.store(field + 7 * num_parts, _pick(is_own, counters) + tile, mask=exists)
-    tl.store(field + 8 * num_parts, _pick(is_own, first_slots) + tile * _pick(is_own, segments), mask=exists)
+    tl.store(field + 7 * num_parts, pick(is_own, counters) + tile, mask=exists)
+    tl.store(field + 8 * num_parts, pick(is_own, first_slots) + tile * pick(is_own, segments), mask=exists)
     if PDL:
-        # Attention reads the schedule before it waits. No kernel is placed before this one ends, which lets none ahead;
-        # what it wrote is then seen by the whole device.
-        tl.debug_barrier()
-        tl.inline_asm_elementwise(
-            "fence.acq_rel.gpu; mov.u32 $0, $1;", "=r,r", [p], dtype=tl.int32, is_pure=False, pack=1
-        )
+        publish(p)
 
 
 @dataclass(frozen=True, slots=True)

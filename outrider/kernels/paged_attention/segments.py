@@ -1,5 +1,5 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
-# ruff: noqa: ANN001, ANN201, ANN202, PLR0915, PLR0917
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
 """Segments of keys: device functions of batch-invariant attention.
 
@@ -15,8 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.kernels.fetching import fetch_ahead
-from outrider.kernels.paged_attention.tiles import capped
+from outrider.kernels.paged_attention.tiles import capped, fetch_lines, is_visible, key_places, keys_at, load_block
 
 _BLOCKS_OF_FIRST_SEGMENTS = tl.constexpr(2)
 _IN_A_WARP = tl.constexpr(8)
@@ -53,27 +52,16 @@ def first_key_of(first_position, window, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.c
 
 
 @triton.jit
-def _key_at(place, skipped, SINK_END: tl.constexpr):
-    """Position of the key at a place among those that are attended: ``skipped`` lie between sinks and window."""
-    if SINK_END > 0:
-        return tl.where(place < SINK_END, place, place + skipped)
-    return place + skipped
-
-
-@triton.jit
 def fetch_block(
     first, last, page_ptr, kv_ptr, kv_head,
     PAGE_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Prefetch the keys and values of a block of positions from ``first`` on, up to ``last``."""
-    LINE: tl.constexpr = 128 // (kv_ptr.dtype.element_ty.primitive_bitwidth // 8)
     key = tl.minimum(first + tl.arange(0, BLOCK_N), last)
     slot = tl.load(page_ptr + key // PAGE_SIZE).to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
-    line = tl.minimum(tl.arange(0, (BLOCK_D + LINE - 1) // LINE) * LINE, HEAD_DIM - 1)
-    pointers = kv_ptr + (slot * (2 * NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM)[:, None] + line[None, :]
-    fetch_ahead(pointers)
-    fetch_ahead(pointers + NUM_KV_HEADS * HEAD_DIM)
+    token = slot * (2 * NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
+    fetch_lines(kv_ptr + token, NUM_KV_HEADS, HEAD_DIM, BLOCK_D)
 
 
 @triton.jit
@@ -139,36 +127,22 @@ def _attend_span(
     d = tl.arange(0, BLOCK_D)
     j = tl.arange(0, BLOCK_N)
     place = tl.maximum(tl.minimum(low + j, high - 1), 0)
-    page = tl.load(page_ptr + _key_at(place, skipped, SINK_END) // PAGE_SIZE)
+    page = tl.load(page_ptr + keys_at(place, skipped, SINK_END) // PAGE_SIZE)
     for start in tl.range(low, until, BLOCK_N, num_stages=STAGES):
         # Pages are looked up a block ahead, so that keys are fetched while others are multiplied.
         place = tl.minimum(start + BLOCK_N + j, high - 1)
-        next_page = tl.load(page_ptr + _key_at(place, skipped, SINK_END) // PAGE_SIZE)
+        next_page = tl.load(page_ptr + keys_at(place, skipped, SINK_END) // PAGE_SIZE)
         place = start + j
-        key = _key_at(place, skipped, SINK_END)
-        token = (page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE) * (2 * NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
+        key = keys_at(place, skipped, SINK_END)
+        token = key_places(page, start, skipped, kv_head, SINK_END, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N)
         pointers = kv_ptr + token[:, None] + d[None, :]
-        if IS_MASKED:
-            stored = (place < high)[:, None] & (d < HEAD_DIM)[None, :]
-            keys = tl.load(pointers, mask=stored, other=0.0)
-            values = tl.load(pointers + NUM_KV_HEADS * HEAD_DIM, mask=stored, other=0.0)
-        elif BLOCK_D != HEAD_DIM:
-            keys = tl.load(pointers, mask=(d < HEAD_DIM)[None, :], other=0.0)
-            values = tl.load(pointers + NUM_KV_HEADS * HEAD_DIM, mask=(d < HEAD_DIM)[None, :], other=0.0)
-        else:
-            keys = tl.load(pointers)
-            values = tl.load(pointers + NUM_KV_HEADS * HEAD_DIM)
+        keys, values = load_block(pointers, place, high, IS_MASKED, NUM_KV_HEADS, HEAD_DIM, BLOCK_D)
         keys, values = _widened(keys, queries, IS_COMPILED), _widened(values, queries, IS_COMPILED)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         if SOFTCAP > 0:
             scores = capped(scores, scale, SOFTCAP)
         if IS_MASKED:
-            visible = (place < high)[None, :] & (key[None, :] <= position[:, None])
-            if HAS_WINDOW:
-                in_window = key[None, :] > position[:, None] - window
-                if SINKS > 0:
-                    in_window = in_window | (key < SINKS)[None, :]
-                visible = visible & in_window
+            visible = is_visible(place, key, high, position, window, HAS_WINDOW, SINKS)
             scores = tl.where(visible, scores, float("-inf"))
         new_largest = tl.maximum(own_largest, tl.max(scores, 1) * scale)
         base = new_largest
@@ -181,8 +155,8 @@ def _attend_span(
         own_largest = new_largest
         page = next_page
         if IS_JOINED:
-            segment = segment_of(_key_at(start, skipped, SINK_END), BLOCK_N)
-            next_segment = segment_of(_key_at(start + BLOCK_N, skipped, SINK_END), BLOCK_N)
+            segment = segment_of(keys_at(start, skipped, SINK_END), BLOCK_N)
+            next_segment = segment_of(keys_at(start + BLOCK_N, skipped, SINK_END), BLOCK_N)
             if (start + BLOCK_N >= high) | (segment != next_segment):
                 largest, weight_sum, total = join_segments(largest, weight_sum, total, own_largest, own_sum, own_total)
                 own_largest = tl.full(own_largest.shape, float("-inf"), tl.float32)

@@ -17,7 +17,7 @@ from outrider.kernels.fetching import fetch_ahead
 
 
 @triton.jit
-def _keys_at(place, skipped, SINKS: tl.constexpr):
+def keys_at(place, skipped, SINKS: tl.constexpr):
     """Positions of the keys at some places of the sequence that is attended: all up to SINKS, then those after
     ``skipped`` that no query sees.
     """
@@ -48,23 +48,80 @@ def first_state(sink_logits_ptr, kv_head, m, is_first, GROUP: tl.constexpr):
 
 
 @triton.jit
-def weighted_mean(total, weight_sum, value_scale):
-    """Output of attention, [M, D]: the sum of values over that of their weights, times the scale if there is one."""
+def store_mean(outs, total, weight_sum, value_scale, inside):
+    """Store the outputs of attention, [M, D]: sums of values over those of their weights, times the scale if there is
+    one.
+    """
     mean = total / weight_sum[:, None]
     if value_scale is not None:
         mean *= value_scale
-    return mean
+    tl.store(outs, mean.to(outs.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def places_of(m, first_query, kv_head, stride, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Places [M, D] of the rows ``m`` of a tile among queries or outputs whose tokens are ``stride`` apart."""
+    token = (first_query + m // GROUP).to(tl.int64)[:, None] * stride
+    return token + ((kv_head * GROUP + m % GROUP)[:, None] * HEAD_DIM + tl.arange(0, BLOCK_D)[None, :])
+
+
+@triton.jit
+def positions_of(tile, first_position, num_queries, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Positions of the first and of the last query of a tile."""
+    lowest = first_position + tile * BLOCK_M // GROUP
+    return lowest, first_position + tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, num_queries - 1)
+
+
+@triton.jit
+def load_block(
+    pointers, place, high, IS_MASKED: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Keys and values [BLOCK_N, BLOCK_D] of a block; masked, those at places from ``high`` on are 0."""
+    d = tl.arange(0, BLOCK_D)
+    if IS_MASKED:
+        stored = (place < high)[:, None] & (d < HEAD_DIM)[None, :]
+        keys = tl.load(pointers, mask=stored, other=0.0)
+        values = tl.load(pointers + NUM_KV_HEADS * HEAD_DIM, mask=stored, other=0.0)
+    elif BLOCK_D != HEAD_DIM:
+        keys = tl.load(pointers, mask=(d < HEAD_DIM)[None, :], other=0.0)
+        values = tl.load(pointers + NUM_KV_HEADS * HEAD_DIM, mask=(d < HEAD_DIM)[None, :], other=0.0)
+    else:
+        keys = tl.load(pointers)
+        values = tl.load(pointers + NUM_KV_HEADS * HEAD_DIM)
+    return keys, values
+
+
+@triton.jit
+def is_visible(place, key, high, position, window, HAS_WINDOW: tl.constexpr, SINKS: tl.constexpr):
+    """Mask [M, N] of the keys that the queries at ``position`` see, of those at places before ``high``."""
+    visible = (place < high)[None, :] & (key[None, :] <= position[:, None])
+    if HAS_WINDOW:
+        in_window = key[None, :] > position[:, None] - window
+        if SINKS > 0:
+            in_window = in_window | (key < SINKS)[None, :]
+        visible = visible & in_window
+    return visible
+
+
+@triton.jit
+def fetch_lines(pointers, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Prefetch the keys at ``pointers`` [N] and their values."""
+    LINE: tl.constexpr = 128 // (pointers.dtype.element_ty.primitive_bitwidth // 8)
+    line = tl.minimum(tl.arange(0, (BLOCK_D + LINE - 1) // LINE) * LINE, HEAD_DIM - 1)
+    fetch_ahead(pointers[:, None] + line[None, :])
+    fetch_ahead(pointers[:, None] + NUM_KV_HEADS * HEAD_DIM + line[None, :])
 
 
 @triton.jit
 def _pages_of(page_ptr, start, high, skipped, SINKS: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Pages of BLOCK_N keys; those past the last take its page."""
     place = tl.maximum(tl.minimum(start + tl.arange(0, BLOCK_N), high - 1), 0)
-    return tl.load(page_ptr + _keys_at(place, skipped, SINKS) // PAGE_SIZE)
+    return tl.load(page_ptr + keys_at(place, skipped, SINKS) // PAGE_SIZE)
 
 
 @triton.jit
-def _key_places(
+def key_places(
     page,  # [BLOCK_N]
     start,
     skipped,
@@ -75,7 +132,8 @@ def _key_places(
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    key = _keys_at(start + tl.arange(0, BLOCK_N), skipped, SINKS)
+    """Places in the cache of the BLOCK_N keys of some pages, those of the head."""
+    key = keys_at(start + tl.arange(0, BLOCK_N), skipped, SINKS)
     slot = page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
     return slot * (2 * NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
 
@@ -107,32 +165,17 @@ def _attend_block(
     PRECISION: tl.constexpr,
 ):
     """Take in BLOCK_N keys; not masked, every query sees all of them."""
-    d = tl.arange(0, BLOCK_D)
     place = start + tl.arange(0, BLOCK_N)
-    key = _keys_at(place, skipped, SINKS)
-    token = _key_places(page, start, skipped, kv_head, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N)
-    ptrs = kv_ptr + token[:, None] + d[None, :]
-    if IS_MASKED:
-        stored = (place < high)[:, None] & (d < HEAD_DIM)[None, :]
-        keys = tl.load(ptrs, mask=stored, other=0.0)
-        values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM, mask=stored, other=0.0)
-    elif BLOCK_D != HEAD_DIM:
-        keys = tl.load(ptrs, mask=(d < HEAD_DIM)[None, :], other=0.0)
-        values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM, mask=(d < HEAD_DIM)[None, :], other=0.0)
-    else:
-        keys = tl.load(ptrs)
-        values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM)
+    key = keys_at(place, skipped, SINKS)
+    token = key_places(page, start, skipped, kv_head, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N)
+    pointers = kv_ptr + token[:, None] + tl.arange(0, BLOCK_D)[None, :]
+    keys, values = load_block(pointers, place, high, IS_MASKED, NUM_KV_HEADS, HEAD_DIM, BLOCK_D)
     keys, values = keys.to(queries.dtype), values.to(queries.dtype)  # of FP8
     scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
     if SOFTCAP > 0:
         scores = capped(scores, scale, SOFTCAP)
     if IS_MASKED:
-        visible = (place < high)[None, :] & (key[None, :] <= position[:, None])
-        if HAS_WINDOW:
-            in_window = key[None, :] > position[:, None] - window
-            if SINKS > 0:
-                in_window = in_window | (key < SINKS)[None, :]
-            visible = visible & in_window
+        visible = is_visible(place, key, high, position, window, HAS_WINDOW, SINKS)
         scores = tl.where(visible, scores, float("-inf"))
     new_largest = tl.maximum(largest, tl.max(scores, 1) * scale)
     base = new_largest
@@ -269,8 +312,7 @@ def attend_tile(
 
     # The keys that any query of this tile sees, without those between the sinks and the first query's window, and this
     # program's part of them.
-    lowest = first_position + (tile * BLOCK_M) // GROUP
-    highest = first_position + tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, num_queries - 1)
+    lowest, highest = positions_of(tile, first_position, num_queries, GROUP, BLOCK_M)
     skipped = 0
     if HAS_WINDOW:
         skipped = tl.maximum(lowest - window + 1 - SINKS, 0)
@@ -281,15 +323,11 @@ def attend_tile(
     high = tl.minimum(low + part, end)
     if part_of_tile < num_parts:
         if PDL:
-            LINE: tl.constexpr = 128 // (kv_ptr.dtype.element_ty.primitive_bitwidth // 8)
             page = _pages_of(page_ptr, low, high, skipped, SINKS, PAGE_SIZE, BLOCK_N)
-            token = _key_places(page, low, skipped, kv_head, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N)
-            line = tl.minimum(tl.arange(0, (BLOCK_D + LINE - 1) // LINE) * LINE, HEAD_DIM - 1)
-            fetch_ahead(kv_ptr + token[:, None] + line[None, :])
-            fetch_ahead(kv_ptr + token[:, None] + NUM_KV_HEADS * HEAD_DIM + line[None, :])
+            token = key_places(page, low, skipped, kv_head, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N)
+            fetch_lines(kv_ptr + token, NUM_KV_HEADS, HEAD_DIM, BLOCK_D)
             gdc_wait()
-        place = (first_query + query).to(tl.int64)[:, None] * query_stride
-        place += (kv_head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
+        place = places_of(m, first_query, kv_head, query_stride, GROUP, HEAD_DIM, BLOCK_D)
         queries = tl.load(query_ptr + place, mask=inside, other=0.0)
         largest, weight_sum = first_state(sink_logits_ptr, kv_head, m, part_of_tile == 0, GROUP)
         total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -299,13 +337,9 @@ def attend_tile(
             IS_LARGE, STAGES, PRECISION,
         )  # fmt: skip
 
-        out_place = (first_query + query).to(tl.int64)[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM)
-        out_place += (kv_head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
+        place = places_of(m, first_query, kv_head, NUM_KV_HEADS * GROUP * HEAD_DIM, GROUP, HEAD_DIM, BLOCK_D)
         if num_parts == 1:
-            tl.store(
-                out_ptr + out_place, weighted_mean(total, weight_sum, value_scale).to(out_ptr.dtype.element_ty),
-                mask=inside,
-            )  # fmt: skip
+            store_mean(out_ptr + place, total, weight_sum, value_scale, inside)
         else:
             i = tl.arange(0, BLOCK_M)
             # The slots of a tile's parts are neighbours among those of one head.
@@ -318,7 +352,4 @@ def attend_tile(
             if tl.atomic_add(counters_ptr + counter, 1, sem="acq_rel") == num_parts - 1:
                 tl.store(counters_ptr + counter, 0)
                 weight_sum, total = _join_parts(sums, stats, num_parts, inside, BLOCK_M, BLOCK_D, SLOT_M, UNROLLED)
-                tl.store(
-                    out_ptr + out_place, weighted_mean(total, weight_sum, value_scale).to(out_ptr.dtype.element_ty),
-                    mask=inside,
-                )  # fmt: skip
+                store_mean(out_ptr + place, total, weight_sum, value_scale, inside)
