@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.gemv.layout import Matrix, NormedInput
 from outrider.kernels.launching import launch_options
-from outrider.kernels.rope_and_cache.numbers import cache_numbers
+from outrider.kernels.rope_and_cache.numbers import angles_at, store_halves, store_in_cache
 from outrider.kernels.rope_and_cache.reference import CosSin, HeadLayout
 
 _SHORT = 4096
@@ -153,6 +153,7 @@ def _qkv_rope_kernel(
     PDL: tl.constexpr,
 ):
     HALF: tl.constexpr = HEAD_DIM // 2
+    dtype: tl.constexpr = query_ptr.dtype.element_ty
     PROGRAMS: tl.constexpr = (HALF + BLOCK_N - 1) // BLOCK_N  # of one head
     head = tl.program_id(0) // PROGRAMS
     place = tl.program_id(0) % PROGRAMS * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -171,38 +172,18 @@ def _qkv_rope_kernel(
         x = _add_and_norm(hidden_ptr, delta_ptr, sum_ptr, scale, token, column, in_row, size, eps, HAS_DELTA)
         first = _along_rows(first_rows, x, bias_ptr, first_row, is_place, HAS_BIAS)
         second = _along_rows(second_rows, x, bias_ptr, first_row + HALF, is_place, HAS_BIAS)
-        if head < NUM_HEADS + NUM_KV_HEADS:
-            angle = tl.load(rows_ptr + token).to(tl.int64) if HAS_ROWS else token
-            cos = tl.load(cos_ptr + angle * HEAD_DIM + place, mask=is_place, other=0.0).to(tl.float32)
-            sin = tl.load(sin_ptr + angle * HEAD_DIM + HALF + place, mask=is_place, other=0.0).to(tl.float32)
-            unturned = first
-            first = first * cos - second * sin
-            second = second * cos + unturned * sin
+        is_rotated = head < NUM_HEADS + NUM_KV_HEADS
+        if is_rotated:
+            cos, sin = angles_at(cos_ptr, sin_ptr, rows_ptr, token, place, is_place, HAS_ROWS, HEAD_DIM)
+            first, second = first * cos - second * sin, second * cos + first * sin
         if head < NUM_HEADS:
-            query = query_ptr + (token * NUM_HEADS + head) * HEAD_DIM + place
-            tl.store(query, first.to(query_ptr.dtype.element_ty), mask=is_place)
-            tl.store(query + HALF, second.to(query_ptr.dtype.element_ty), mask=is_place)
+            store_halves(query_ptr + (token * NUM_HEADS + head) * HEAD_DIM + place, first, second, is_place, HALF)
         else:
             slot = tl.load(slots_ptr + token).to(tl.int64)
             stored = kv_ptr + (slot * 2 * NUM_KV_HEADS + head - NUM_HEADS) * HEAD_DIM + place
             # FP8 numbers are rounded from what a wider cache holds.
-            is_key = head < NUM_HEADS + NUM_KV_HEADS
-            tl.store(
-                stored,
-                cache_numbers(
-                    first.to(query_ptr.dtype.element_ty), is_key, inverse_key_scale, inverse_value_scale,
-                    kv_ptr.dtype.element_ty,
-                ),
-                mask=is_place & (slot >= 0),
-            )  # fmt: skip
-            tl.store(
-                stored + HALF,
-                cache_numbers(
-                    second.to(query_ptr.dtype.element_ty), is_key, inverse_key_scale, inverse_value_scale,
-                    kv_ptr.dtype.element_ty,
-                ),
-                mask=is_place & (slot >= 0),
-            )  # fmt: skip
+            store_in_cache(stored, first.to(dtype), second.to(dtype), is_rotated, inverse_key_scale,
+                           inverse_value_scale, is_place & (slot >= 0), HALF)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.fp8_linear.layout import FP8
 from outrider.kernels.launching import launch_options
-from outrider.kernels.rope_and_cache.numbers import cache_numbers
+from outrider.kernels.rope_and_cache.numbers import angles_at, store_halves, store_in_cache
 from outrider.kernels.rope_and_cache.reference import CosSin, HeadLayout
 
 MANY_TOKENS = 128
@@ -25,6 +25,15 @@ def _sum_of(place, inside, partial_stride, NUM_PARTIALS: tl.constexpr):
     for partial in tl.static_range(1, NUM_PARTIALS):
         total += tl.load(place + partial * partial_stride, mask=inside, other=0.0)
     return total
+
+
+@triton.jit
+def _normed(first, second, weights, weighted, eps, HEAD_DIM: tl.constexpr):
+    """Halves of heads [H, D/2] after their RMSNorm; ``weights``: pointers to those of the first halves."""
+    scale = tl.rsqrt(tl.sum(first * first + second * second, 1) / HEAD_DIM + eps)[:, None]
+    first = first * scale * tl.load(weights, mask=weighted, other=0.0).to(tl.float32)
+    second = second * scale * tl.load(weights + HEAD_DIM // 2, mask=weighted, other=0.0).to(tl.float32)
+    return first, second
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr", "rows_ptr"])
@@ -60,9 +69,8 @@ def _rope_and_cache_kernel(
     is_rotated = head < NUM_ROTATED
     if PDL:
         gdc_launch_dependents()
-    row = tl.load(rows_ptr + token).to(tl.int64) if HAS_ROWS else token
-    cos = tl.load(cos_ptr + row * HEAD_DIM + half, mask=half < HALF, other=0.0).to(tl.float32)[None, :]
-    sin = tl.load(sin_ptr + row * HEAD_DIM + HALF + half, mask=half < HALF, other=0.0).to(tl.float32)[None, :]
+    cos, sin = angles_at(cos_ptr, sin_ptr, rows_ptr, token, half, half < HALF, HAS_ROWS, HEAD_DIM)
+    cos, sin = cos[None, :], sin[None, :]
     slot = tl.load(slots_ptr + token).to(tl.int64)
 
     if PDL:
@@ -74,25 +82,20 @@ def _rope_and_cache_kernel(
     stored_second = _sum_of(place + HALF, inside, partial_stride, NUM_PARTIALS).to(queries_ptr.dtype.element_ty)
     first, second = stored_first.to(tl.float32), stored_second.to(tl.float32)
     if HAS_NORM:
-        scale = tl.rsqrt(tl.sum(first * first + second * second, 1) / HEAD_DIM + eps)[:, None]
         weighted = is_rotated[:, None] & inside
-        first = first * scale * tl.load(norm_weight_ptr + within_head, mask=weighted, other=0.0).to(tl.float32)
-        second = second * scale * tl.load(norm_weight_ptr + within_head + HALF, mask=weighted, other=0.0).to(tl.float32)
+        first, second = _normed(first, second, norm_weight_ptr + within_head, weighted, eps, HEAD_DIM)
     dtype = stored_first.dtype
     rotated_first = tl.where(is_rotated[:, None], (first * cos - second * sin).to(dtype), stored_first)
     rotated_second = tl.where(is_rotated[:, None], (second * cos + first * sin).to(dtype), stored_second)
 
     is_query = (head < NUM_HEADS)[:, None] & inside
-    query = queries_ptr + token * query_stride + within_head
-    tl.store(query, rotated_first, mask=is_query)
-    tl.store(query + HALF, rotated_second, mask=is_query)
+    store_halves(queries_ptr + token * query_stride + within_head, rotated_first, rotated_second, is_query, HALF)
     kept = (head >= NUM_HEADS)[:, None] & inside & (slot >= 0)
     destination = kv_ptr + slot * 2 * NUM_KV_HEADS * HEAD_DIM + within_head - NUM_HEADS * HEAD_DIM
-    is_key = is_rotated[:, None]
-    first = cache_numbers(rotated_first, is_key, inverse_key_scale, inverse_value_scale, kv_ptr.dtype.element_ty)
-    second = cache_numbers(rotated_second, is_key, inverse_key_scale, inverse_value_scale, kv_ptr.dtype.element_ty)
-    tl.store(destination, first, mask=kept)
-    tl.store(destination + HALF, second, mask=kept)
+    store_in_cache(
+        destination, rotated_first, rotated_second, is_rotated[:, None], inverse_key_scale, inverse_value_scale, kept,
+        HALF,
+    )  # fmt: skip
 
 
 def apply_rope_and_cache(

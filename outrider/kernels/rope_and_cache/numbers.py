@@ -1,7 +1,7 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
-# ruff: noqa: ANN001, ANN201, SIM300
+# ruff: noqa: ANN001, ANN201, PLR0917, SIM300
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""Numbers of the cache: what kernels store for keys and values."""
+"""Heads in two halves: their angles, and the numbers that kernels store for them in the cache."""
 
 from __future__ import annotations
 
@@ -19,3 +19,29 @@ def cache_numbers(x, is_key, inverse_key_scale, inverse_value_scale, DTYPE: tl.c
         return tl.minimum(tl.maximum(wide, -448.0), 448.0).to(DTYPE)
     else:  # noqa: RET505 - of two constants, the compiler sees one branch
         return x.to(DTYPE)
+
+
+@triton.jit
+def store_halves(pointers, first, second, mask, HALF: tl.constexpr):
+    """Store the halves of heads; ``pointers`` are to the first ones."""
+    tl.store(pointers, first.to(pointers.dtype.element_ty), mask=mask)
+    tl.store(pointers + HALF, second.to(pointers.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_in_cache(pointers, first, second, is_key, inverse_key_scale, inverse_value_scale, mask, HALF: tl.constexpr):
+    """Store the halves of keys or values as ``cache_numbers``."""
+    dtype: tl.constexpr = pointers.dtype.element_ty
+    tl.store(pointers, cache_numbers(first, is_key, inverse_key_scale, inverse_value_scale, dtype), mask=mask)
+    tl.store(pointers + HALF, cache_numbers(second, is_key, inverse_key_scale, inverse_value_scale, dtype), mask=mask)
+
+
+@triton.jit
+def angles_at(
+    cos_ptr, sin_ptr, rows_ptr, token, place, inside, HAS_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr
+):  # fmt: skip
+    """Cosines and sines of a token at places of a head's first half, float32."""
+    row = tl.load(rows_ptr + token).to(tl.int64) if HAS_ROWS else token
+    cos = tl.load(cos_ptr + row * HEAD_DIM + place, mask=inside, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + row * HEAD_DIM + HEAD_DIM // 2 + place, mask=inside, other=0.0).to(tl.float32)
+    return cos, sin
