@@ -44,11 +44,11 @@ def _load(rows, column, K: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def _sum_columns(
-    x_rows, weight_rows, x_scales, scale_stride, weight_scales,
+    x_rows, weight_rows, x_scales_ptr, x_row, scale_stride, weight_scales_ptr, scale_row,
     K: tl.constexpr, X_GROUPS: tl.constexpr, WEIGHT_GROUPS: tl.constexpr, IS_ROUNDED: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Product of a tile [BLOCK_N, WIDTH], times the scales of groups of columns."""
+    """Product of a tile [BLOCK_N, WIDTH], times its scales."""
     total = tl.zeros([BLOCK_N, WIDTH], tl.float32)
     for column in range(0, K, BLOCK_K):
         x = _load(x_rows, column, K, BLOCK_K)
@@ -60,11 +60,23 @@ def _sum_columns(
         else:
             product = tl.dot(weight, x.T, input_precision="ieee")
             if WEIGHT_GROUPS > 1:
-                product *= tl.load(weight_scales + column // BLOCK_K)[:, None]
+                product *= tl.load(weight_scales_ptr + scale_row + column // BLOCK_K)[:, None]
             if X_GROUPS > 1:
-                product *= tl.load(x_scales + column // BLOCK_K * scale_stride)[None, :]
+                product *= tl.load(x_scales_ptr + x_row + column // BLOCK_K * scale_stride)[None, :]
             total += product
+    if WEIGHT_GROUPS == 1:
+        total *= tl.load(weight_scales_ptr + scale_row)[:, None]
+    if X_GROUPS == 1:
+        total *= tl.load(x_scales_ptr + x_row)[None, :]
     return total
+
+
+@triton.jit
+def _store_pairs(out_ptr, total, pair, n, is_pair, is_row, size):
+    """Store a tile [BLOCK_N, WIDTH] in the rows of its pairs."""
+    place = pair.to(tl.int64)[:, None] * size + n[None, :]
+    inside = is_pair[:, None] & is_row[None, :]
+    tl.store(out_ptr + place, tl.trans(total).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows", "scale_stride"])
@@ -119,22 +131,15 @@ def _grouped_kernel(
                 x_rows, words, weight_scales_ptr + row, num_weight_rows, K, WIDTH, BLOCK_N, IS_FAST
             )  # fmt: skip
         else:
-            weight_rows = expert_weight_ptr + row.to(tl.int64)[:, None] * K
             total = _sum_columns(
-                x_rows, weight_rows, x_scales_ptr + x_row, scale_stride, weight_scales_ptr + scale_row,
-                K, X_GROUPS, WEIGHT_GROUPS, IS_ROUNDED, WIDTH, BLOCK_N, BLOCK_K,
+                x_rows, expert_weight_ptr + row.to(tl.int64)[:, None] * K, x_scales_ptr, x_row, scale_stride,
+                weight_scales_ptr, scale_row, K, X_GROUPS, WEIGHT_GROUPS, IS_ROUNDED, WIDTH, BLOCK_N, BLOCK_K,
             )  # fmt: skip
-        if WEIGHT_GROUPS == 1:
-            total *= tl.load(weight_scales_ptr + scale_row)[:, None]
-        if X_GROUPS == 1:
-            total *= tl.load(x_scales_ptr + x_row)[None, :]
         if HAS_BIAS:
             total += tl.load(bias_ptr + expert * size + n, mask=is_row, other=0.0).to(tl.float32)[:, None]
         if IS_WEIGHTED:
             total *= tl.load(shares_ptr + pair)[None, :]
-        place = pair.to(tl.int64)[:, None] * size + n[None, :]
-        inside = is_pair[:, None] & is_row[None, :]
-        tl.store(out_ptr + place, tl.trans(total).to(out_ptr.dtype.element_ty), mask=inside)
+        _store_pairs(out_ptr, total, pair, n, is_pair, is_row, size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,38 @@ BLOCK_K = 128
 """Columns that are summed by themselves; a block's, where scales are of blocks."""
 
 
+@triton.jit
+def _sum_part(
+    inputs_desc, numbers_desc, x_scales_ptr, weight_scales_ptr, first_token, row, t, is_token, scale_row, is_row,
+    scale_stride, low, high,
+    X_GROUPS: tl.constexpr, WEIGHT_GROUPS: tl.constexpr, IS_ROUNDED: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Product of a tile [BLOCK_N, WIDTH] over the columns ``low`` to ``high``, times its scales."""
+    total = tl.zeros([BLOCK_N, WIDTH], tl.float32)
+    for column in range(low, high, BLOCK_K):
+        weight = numbers_desc.load([row, column])
+        x = inputs_desc.load([first_token, column]).T
+        if not IS_ROUNDED:
+            weight = weight.to(x.dtype)
+        if WEIGHT_GROUPS == 1 and X_GROUPS <= 1:
+            total = tl.dot(weight, x, total, input_precision="ieee")
+        else:
+            product = tl.dot(weight, x, input_precision="ieee")
+            if WEIGHT_GROUPS > 1:
+                scale = tl.load(weight_scales_ptr + scale_row + column // BLOCK_K, mask=is_row, other=0.0)
+                product *= scale[:, None]
+            if X_GROUPS > 1:
+                scale = tl.load(x_scales_ptr + column // BLOCK_K * scale_stride + t, mask=is_token, other=0.0)
+                product *= scale[None, :]
+            total += product
+    if WEIGHT_GROUPS == 1:
+        total *= tl.load(weight_scales_ptr + scale_row, mask=is_row, other=0.0)[:, None]
+    if X_GROUPS == 1:
+        total *= tl.load(x_scales_ptr + t, mask=is_token, other=0.0)[None, :]
+    return total
+
+
 @triton.jit(do_not_specialize=["num_tokens", "scale_stride"])
 def _fp8_kernel(
     inputs_desc,  # [T, K], by [WIDTH, BLOCK_K]
@@ -65,28 +97,11 @@ def _fp8_kernel(
     summed = tl.zeros([BLOCK_N, WIDTH], tl.float32)
     for split in tl.static_range(1 if IS_SPLIT else SPLITS):
         low = first + split * PART
-        total = tl.zeros([BLOCK_N, WIDTH], tl.float32)
-        for column in range(low, tl.minimum(low + PART, K), BLOCK_K):
-            weight = numbers_desc.load([row, column])
-            x = inputs_desc.load([first_token, column]).T
-            if not IS_ROUNDED:
-                weight = weight.to(x.dtype)
-            if WEIGHT_GROUPS == 1 and X_GROUPS <= 1:
-                total = tl.dot(weight, x, total, input_precision="ieee")
-            else:
-                product = tl.dot(weight, x, input_precision="ieee")
-                if WEIGHT_GROUPS > 1:
-                    scale = tl.load(weight_scales_ptr + scale_row + column // BLOCK_K, mask=is_row, other=0.0)
-                    product *= scale[:, None]
-                if X_GROUPS > 1:
-                    scale = tl.load(x_scales_ptr + column // BLOCK_K * scale_stride + t, mask=is_token, other=0.0)
-                    product *= scale[None, :]
-                total += product
-        if WEIGHT_GROUPS == 1:
-            total *= tl.load(weight_scales_ptr + scale_row, mask=is_row, other=0.0)[:, None]
-        if X_GROUPS == 1:
-            total *= tl.load(x_scales_ptr + t, mask=is_token, other=0.0)[None, :]
-        summed += total
+        summed += _sum_part(
+            inputs_desc, numbers_desc, x_scales_ptr, weight_scales_ptr, first_token, row, t, is_token, scale_row,
+            is_row, scale_stride, low, tl.minimum(low + PART, K),
+            X_GROUPS, WEIGHT_GROUPS, IS_ROUNDED, WIDTH, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
     if HAS_BIAS:
         summed += tl.load(bias_ptr + n, mask=is_row, other=0.0).to(tl.float32)[:, None]
     out = out_ptr + tl.program_id(2).to(tl.int64) * num_tokens * out_features

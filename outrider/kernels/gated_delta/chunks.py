@@ -163,6 +163,22 @@ def _moved(state, k, written, sums, count, C: tl.constexpr, PRECISION: tl.conste
     return state * tl.exp(last) + tl.dot(tl.trans(k * left[:, None]), written, input_precision=PRECISION)
 
 
+@triton.jit
+def _written(state, k, v, systems_ptr, square, is_token, sums, PRECISION: tl.constexpr):
+    """Writes of a chunk's tokens: the solution of its system for what they want, beside what the state has."""
+    wanted = v - tl.dot(k, state, input_precision=PRECISION) * tl.exp(sums)[:, None]
+    system = tl.load(systems_ptr + square, mask=is_token[:, None], other=0.0)
+    return tl.dot(system, wanted, input_precision=PRECISION)
+
+
+@triton.jit
+def _found(state, q, written, weights_ptr, square, is_token, sums, PRECISION: tl.constexpr):
+    """Outputs of a chunk's tokens, from the state before it and what they have written."""
+    found = tl.dot(q, state, input_precision=PRECISION) * tl.exp(sums)[:, None]
+    weights = tl.load(weights_ptr + square, mask=is_token[:, None], other=0.0)
+    return tl.dot(weights, written, found, input_precision=PRECISION)
+
+
 @triton.jit(do_not_specialize_on_alignment=INDICES)
 def _follow_kernel(
     queries_ptr,  # as ``_chunk_kernel`` has them
@@ -214,13 +230,9 @@ def _follow_kernel(
         k = tl.load(keys_ptr + token * NUM_KEY_HEADS * KEY_DIM + columns, mask=in_keys, other=0.0)
         v_places = (token * NUM_HEADS + head) * VALUE_DIM + value
         v = tl.load(values_ptr + v_places, mask=in_values, other=0.0)
-        wanted = v - tl.dot(k, state, input_precision=PRECISION) * tl.exp(sums)[:, None]
-        system = tl.load(systems_ptr + square, mask=is_token[:, None], other=0.0)
-        written = tl.dot(system, wanted, input_precision=PRECISION)
+        written = _written(state, k, v, systems_ptr, square, is_token, sums, PRECISION)
         q = tl.load(queries_ptr + token * NUM_KEY_HEADS * KEY_DIM + columns, mask=in_keys, other=0.0)
-        found = tl.dot(q, state, input_precision=PRECISION) * tl.exp(sums)[:, None]
-        weights = tl.load(weights_ptr + square, mask=is_token[:, None], other=0.0)
-        found = tl.dot(weights, written, found, input_precision=PRECISION)
+        found = _found(state, q, written, weights_ptr, square, is_token, sums, PRECISION)
         tl.store(out_ptr + v_places, found, mask=in_values)
         if (begin < end) & (end <= begin + C):
             ended = _moved(state, k, written, sums, end - begin, C, PRECISION)

@@ -44,6 +44,23 @@ def _sum_part(
     return total, up
 
 
+@triton.jit
+def _place_of(tile, groups, tiles_of_weight, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, BAND: tl.constexpr):
+    """First token and first row of the weight of a tile; a band of groups of tokens goes through the weight at once."""
+    in_band = BAND * tiles_of_weight
+    first_group = tile // in_band * BAND
+    band = tl.minimum(groups - first_group, BAND)
+    return (first_group + tile % in_band % band) * WIDTH, tile % in_band // band * BLOCK_N
+
+
+@triton.jit
+def _gated(total, up, DTYPE: tl.constexpr):
+    """``silu(total) * up``, of factors that are rounded as the product is where ``swiglu`` comes after it."""
+    total = total.to(DTYPE).to(tl.float32)
+    up = up.to(DTYPE).to(tl.float32)
+    return total / (1.0 + tl.exp(-total)) * up
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _ordered_kernel(
     x_desc,  # [T, K], by [WIDTH, BLOCK_K]
@@ -79,11 +96,7 @@ def _ordered_kernel(
     i = tl.arange(0, BLOCK_N)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     own_sums = sums_ptr + program.to(tl.int64) * (BLOCK_N * WIDTH) + i
     for tile in range(program, groups * tiles_of_weight, tl.num_programs(0)):
-        in_band = BAND * tiles_of_weight
-        first_group = tile // in_band * BAND
-        band = tl.minimum(groups - first_group, BAND)
-        first_token = (first_group + tile % in_band % band) * WIDTH
-        row = tile % in_band // band * BLOCK_N
+        first_token, row = _place_of(tile, groups, tiles_of_weight, WIDTH, BLOCK_N, BAND)
         n = row + tl.arange(0, BLOCK_N)
         total, up = _sum_part(
             x_desc, weight_desc, first_token, row, size + row, 0, tl.minimum(PART, K), IS_GATED, WIDTH, BLOCK_N, BLOCK_K
@@ -103,10 +116,7 @@ def _ordered_kernel(
             if HAS_BIAS:
                 bias = tl.load(bias_ptr + size + n, mask=n < size, other=0.0)
                 up = add_to_product(up, bias.to(tl.float32)[:, None])
-            # Rounded as the product is where ``swiglu`` comes after it.
-            total = total.to(out_ptr.dtype.element_ty).to(tl.float32)
-            up = up.to(out_ptr.dtype.element_ty).to(tl.float32)
-            total = total / (1.0 + tl.exp(-total)) * up
+            total = _gated(total, up, out_ptr.dtype.element_ty)
         t = first_token + tl.arange(0, WIDTH)
         place = t.to(tl.int64)[:, None] * size + n[None, :]
         inside = (t < num_tokens)[:, None] & (n < size)[None, :]

@@ -133,8 +133,7 @@ def _group_kernel(
     # The rows' description is there already; the logits are not.
     start_ptr, limit = row_start(logits_ptr, stride, rows_ptr, row), limit_of(rows_ptr, row)
     flags = word(rows_ptr, _FLAGS, row)
-    scale = scale_of(rows_ptr, row)
-    keys = keys_of(rows_ptr, row)
+    scale, keys = scale_of(rows_ptr, row), keys_of(rows_ptr, row)
     weighs = (flags & (_DRAWS | _ENTROPY | _CUTS)) != 0
     is_coupled = (flags & (_COUPLED | _CUTS)) == _COUPLED
     own_groups_ptr = groups_ptr + row * num_groups * FIELDS
@@ -155,10 +154,8 @@ def _group_kernel(
         if group + 1 < last:
             ahead = _load(start_ptr, num_tokens, group + 1, PACKED)
         if HAS_CUTS:
-            is_cut = (flags & _CUTS) != 0
-            tl.store(own_tops_ptr + group_runs(group), tops.to(tops_ptr.dtype.element_ty), mask=is_cut)
-        total = 0.0 * scale
-        mass = total
+            tl.store(own_tops_ptr + group_runs(group), tops.to(tops_ptr.dtype.element_ty), mask=(flags & _CUTS) != 0)
+        total, mass = 0.0 * scale, 0.0 * scale
         bound = total - float("inf")
         if weighs:
             weights = tl.exp2(raw * scale - bounded(largest) * scale)
