@@ -8,16 +8,15 @@ costs time and never a token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.batched import U4, U8, AnswerBatch, Column, ExtendBatch, StateBatch, SupportBatch
 from outrider.ports import Extend, Proposal
-from outrider.prefix_hash import PrefixHash
 from outrider.proposal_channel.verdicts import StateVerdicts, Verdicts
 from outrider.recording import ForwardRecord
 from outrider.serving.decode.step import DecodeBatch
@@ -25,11 +24,7 @@ from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.stats import ServiceStats
-from outrider.types import HiddenStates
 
-MAX_BEGUN_SESSIONS = 8
-"""Most sessions of a message of verdicts whose proposals are begun: more keep the draft busy, and beginning early gains
-nothing."""
 _OF_TEXTS = ("sessions", "num_kept_tokens", "rests", "counts", "token_ids")
 
 
@@ -200,96 +195,88 @@ def first_tokens(proposals: AnswerBatch[Any], longest: Column) -> AnswerBatch[An
     return replace(proposals, counts=told, token_ids=proposals.token_ids[is_kept], supports=supports)
 
 
-class Following(NamedTuple):
-    """Next request of a coordinator for a session, in the order of an ``Extend``'s fields."""
-
-    session: Session[Any]
-    num_kept_tokens: int
-    prefix_hash: PrefixHash
-    token_ids: tuple[int, ...]
-    draft_length: int
-    hidden_states: HiddenStates | None = None
-    """References to the states that a draft reads."""
-
-    def item(self) -> Extend:
-        """The command, with the generation of the session's newest item."""
-        return Extend(self.session.open.session, self.session.generation, *self[1:-1])
-
-
-def as_batch(rows: Sequence[Following]) -> ExtendBatch:
-    """The commands as arrays."""
-    sessions, kept, hashes, brought, lengths, states = zip(*rows, strict=True)
-    chains, rests = zip(*hashes, strict=True)
-    return ExtendBatch(
-        np.array([session.open.session for session in sessions], dtype=U8),
-        np.array([session.generation for session in sessions], dtype=U8),
-        np.array(kept, dtype=U4),
-        b"".join(chains),
-        np.array(rests, dtype=U8),
-        np.array([len(token_ids) for token_ids in brought], dtype=U4),
-        np.array([token_id for token_ids in brought for token_id in token_ids], dtype=U4),
-        np.array(lengths, dtype=U4),
-        None if states[0] is None else StateBatch.of(states),
-    )
-
-
-def rows_after(
-    table: SessionRegistry[Any], executor: Executor[Any, Any, Any, Any], link_id: int, verdicts: Verdicts
-) -> Iterator[Following]:
-    """Requests that follow these verdicts, for sessions that go on: as many draft tokens as before."""
-    has_states = isinstance(verdicts, StateVerdicts)
-    if has_states != executor.reads_states:
-        return
+def extends_after(
+    table: SessionRegistry[Any],
+    executor: Executor[Any, Any, Any, Any],
+    link_id: int,
+    verdicts: Verdicts,
+    wanted: MutableMapping[SessionKey, int],
+) -> ExtendBatch | None:
+    """Commands of a coordinator that follow these verdicts, for sessions that go on; None if none does. Each asks for
+    as many draft tokens as before, or as are ``wanted``, which are forgotten then. Generations are those of the newest
+    items.
+    """
+    states = verdicts.states if isinstance(verdicts, StateVerdicts) else None
+    if (states is not None) != executor.reads_states:
+        return None
     numbers = [getattr(verdicts, name).tolist() for name in Verdicts.__slots__]
-    fed = _fed(verdicts) if isinstance(verdicts, StateVerdicts) else [None] * len(verdicts)
-    for number, generation, base, *verdict, own in zip(*numbers, fed, strict=True):
+    scored = list(_scored_drafts(verdicts)) if isinstance(verdicts, StateVerdicts) else [None] * len(verdicts)
+    found: list[tuple[int, int, int, int, int, int]] = []
+    chains, token_ids, places = list[bytes](), list[int](), list[int]()
+    for place, (number, generation, base, *verdict, drafts) in enumerate(zip(*numbers, scored, strict=True)):
         session = table.get(link_id, number)
         # A verdict is on the answer to the newest item, or it comes too late.
-        is_new = session is not None and session.generation < generation and session.num_committed == base
-        if is_new and session is not None and executor.follows_verdicts(session):
-            row = _row_after(table, session, verdict) if own is None else _fed_row_after(table, session, verdict, *own)
-            if row is not None:
-                yield row
+        if session is None or session.generation >= generation or session.num_committed != base:
+            continue
+        if not executor.follows_verdicts(session):
+            continue
+        after = _text_after(session, verdict) if drafts is None else _text_after_scored(session, verdict, drafts)
+        if after is None:
+            continue
+        kept, brought, length = after
+        chain, rest = table.prefix_hash(session, kept)
+        found.append((number, session.generation, kept, rest, len(brought), wanted.pop(session.key, length)))
+        chains.append(chain)
+        token_ids += brought
+        places.append(place)
+    if not found:
+        return None
+    columns: list[Any] = list(zip(*found, strict=True))
+    sessions, generations, rests = [np.array(columns[place], dtype=U8) for place in (0, 1, 3)]
+    kepts, counts, lengths = [np.array(columns[place], dtype=U4) for place in (2, 4, 5)]
+    own = None if states is None else replace(states.selected(np.array(places)), counts=counts.astype(np.int64))
+    brought_ids = np.array(token_ids, dtype=U4)
+    return ExtendBatch(sessions, generations, kepts, b"".join(chains), rests, counts, brought_ids, lengths, own)
 
 
-def _fed(verdicts: StateVerdicts) -> Iterator[tuple[HiddenStates, tuple[int, ...]]]:
-    """States and draft tokens of each session."""
-    draft_token_ids, start = verdicts.draft_token_ids.tolist(), 0
-    for states in verdicts.states.hidden_states():
-        stop = start + states.num_rows - 1
-        yield states, tuple(draft_token_ids[start:stop])
+_TextAfter = tuple[int, list[int], int]
+"""Kept tokens, those after them, and draft tokens to ask for."""
+
+
+def _scored_drafts(verdicts: StateVerdicts) -> Iterator[list[int]]:
+    """Draft tokens of each session that were scored."""
+    token_ids, start = verdicts.draft_token_ids.tolist(), 0
+    for count in verdicts.states.counts.tolist():
+        stop = start + count - 1
+        yield token_ids[start:stop]
         start = stop
 
 
-def _fed_row_after(
-    table: SessionRegistry[Any],
-    session: Session[Any],
-    verdict: Sequence[int],
-    states: HiddenStates,
-    draft_token_ids: tuple[int, ...],
-) -> Following | None:
-    """``_row_after`` of a draft that reads hidden states and whose text holds no drafts."""
+def _text_after_scored(session: Session[Any], verdict: Sequence[int], drafts: list[int]) -> _TextAfter | None:
+    """``_text_after`` of a draft that reads hidden states and whose text holds no drafts."""
     base, (accepted, _, following) = session.num_committed, verdict
-    brought = (*draft_token_ids[:accepted], following)
-    if not draft_token_ids or len(brought) != accepted + 1 or session.sequence.length != base:
+    if not accepted <= len(drafts) or not drafts or session.sequence.length != base:
         return None
-    if any(token_id in session.open.eos_token_ids for token_id in brought):
-        return None
-    own = states.between(states.start, states.start + accepted + 1)
-    return Following(session, base, table.prefix_hash(session, base), brought, len(draft_token_ids), own)
+    brought = [*drafts[:accepted], following]
+    return None if _ends_in(session, brought) else (base, brought, len(drafts))
 
 
-def _row_after(table: SessionRegistry[Any], session: Session[Any], verdict: Sequence[int]) -> Following | None:
+def _text_after(session: Session[Any], verdict: Sequence[int]) -> _TextAfter | None:
     """None for a session that ends, or was given another number of draft tokens than the verdict is of."""
-    base, sequence, endings = session.num_committed, session.sequence, session.open.eos_token_ids
+    base, sequence = session.num_committed, session.sequence
     # A draft has no KV for the last of its own tokens.
     num_drafts = sequence.length - base + 1
     accepted, last, following = verdict
     num_held = min(accepted, num_drafts - 1)
     if not 0 < num_drafts >= accepted:
         return None
-    brought = (following,) if accepted == num_held else (last, following)
+    brought = [following] if accepted == num_held else [last, following]
     kept, first = base + num_held, base - sequence.length + len(sequence.token_ids)
-    if any(token_id in endings for token_id in (*sequence.token_ids[first : first + num_held], *brought)):
+    if _ends_in(session, [*sequence.token_ids[first : first + num_held], *brought]):
         return None
-    return Following(session, kept, table.prefix_hash(session, kept), brought, num_drafts)
+    return kept, brought, num_drafts
+
+
+def _ends_in(session: Session[Any], token_ids: Sequence[int]) -> bool:
+    endings = session.open.eos_token_ids
+    return bool(endings) and not set(endings).isdisjoint(token_ids)

@@ -23,13 +23,10 @@ from outrider.proposal_channel.pushes import ChainStart
 from outrider.proposal_channel.verdicts import Verdicts
 from outrider.recording import ForwardRecord
 from outrider.serving.decode.begun import (
-    MAX_BEGUN_SESSIONS,
     BegunSteps,
-    Following,
     ShortenedForward,
-    as_batch,
     continue_same,
-    rows_after,
+    extends_after,
 )
 from outrider.serving.decode.drafts_ahead import DraftsAhead
 from outrider.serving.decode.expected import ExpectedStep
@@ -205,17 +202,17 @@ class DecodeBatches:
 
     def begin(self, link_id: int, verdicts: Verdicts, arrived_ns: int) -> None:
         """Begin the proposals that follow from verdicts, unless something that was asked for is to be begun."""
-        is_large = len(verdicts) > MAX_BEGUN_SESSIONS
-        if self.pending is not None or self._executor.is_asynchronous or is_large:
+        if self.pending is not None or self._executor.is_asynchronous:
             return
-        rows = list(rows_after(self._sessions, self._executor, link_id, verdicts))
-        rows = [row._replace(draft_length=self._wanted.pop(row.session.key, row.draft_length)) for row in rows]
-        if rows:
-            self.pending = self._begun_step(link_id, rows, arrived_ns)
+        batched = extends_after(self._sessions, self._executor, link_id, verdicts, self._wanted)
+        if batched is None:
+            return
+        self.pending = self._begun_step(link_id, batched, arrived_ns)
         if self.pending is not None or self._executor.reads_states:
             return
-        for session, item in [(row.session, row.item()) for row in rows]:
-            if self._may_begin(session, item):
+        for item in batched.items():
+            session = self._sessions.get(link_id, item.session)
+            if session is not None and self._may_begin(session, item):
                 self.touch(session.key)
                 if self._sessions.rewind(session, item.num_kept_tokens, item.prefix_hash) is None:
                     self._scheduler.lookahead.begin(session, item)
@@ -269,12 +266,12 @@ class DecodeBatches:
             return False
         return not is_served_at_once and self._scheduler.queue.first(session.key) is None
 
-    def _begun_step(self, link_id: int, rows: Sequence[Following], arrived_ns: int) -> DecodeBatch | None:
-        """Step over these rows, which changes nothing before it starts; None: they go one by one."""
-        waiting, _ = self._waiting.get(rows[0].session.key, (None, 0))
+    def _begun_step(self, link_id: int, batched: ExtendBatch, arrived_ns: int) -> DecodeBatch | None:
+        """Step of these commands, which changes nothing before it starts; None: they go one by one."""
+        waiting, _ = self._waiting.get((link_id, batched.sessions.item(0)), (None, 0))
         if waiting is None or not self._scheduler.is_free:
             return None
-        step = waiting.find(link_id, as_batch(rows), arrived_ns, is_asked=False)
+        step = waiting.find(link_id, batched, arrived_ns, is_asked=False)
         return step if step is not None and self._is_taken(step) else None
 
     def _is_taken(self, step: DecodeBatch) -> bool:

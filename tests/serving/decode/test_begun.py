@@ -18,7 +18,7 @@ from outrider.item_batch import command_batch
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Proposal, Release, SessionLost
 from outrider.proposal_channel.verdicts import Verdicts
-from outrider.serving.decode import begun, steps
+from outrider.serving.decode import begun
 from outrider.serving.decode.begun import ShortenedForward, asks_for_same
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import ExecutorOutput
@@ -427,17 +427,6 @@ def test_a_session_that_ends_begins_nothing(new_core: Callable[[], Core]) -> Non
     sessions.driver.run(*[Release(text.number, text.generation + 2) for text in sessions.texts])
     assert sessions.used == (0, 0)
     assert sessions.driver.core.num_pages_free in (0, NUM_PAGES)
-
-
-@CORES
-def test_many_verdicts_begin_nothing(new_core: Callable[[], Core], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "MAX_BEGUN_SESSIONS", NUM_SESSIONS - 1)
-    sessions = with_a_step_that_runs(new_core)
-    sessions.ask(sessions.texts)
-    assert sessions.used == (0, 0)
-    sessions.begin(*[sessions.judge(text) for text in sessions.texts[1:]])
-    sessions.ask(sessions.texts[1:])
-    assert sessions.used == (NUM_SESSIONS - 1, 0)
 
 
 def test_a_text_as_long_as_it_may_get_begins_nothing() -> None:
