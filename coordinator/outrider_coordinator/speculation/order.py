@@ -15,18 +15,13 @@ from outrider_coordinator.speculation.step_costs import bucket_of
 TOKENS_OF_WINDOW = 64
 """Tokens of each session in a window, some .2 s; one session needs as many again, since acceptance varies."""
 _TOKENS_OF_SHORT_WINDOW = 24
-"""The same after a change of load or order, which is not measured, and for each of many sessions in a trial."""
-_TOKENS_OF_TRIAL = 512
-"""Tokens of all sessions that a trial needs at least, since acceptance varies, or a whole window."""
-_SWITCH_RATIO = 0.97
-"""Time per token ahead over that in turn from which on a change pays: windows vary by some 2%. It is kept up to 1."""
+"""The same after a change of load or order, which is not measured, and in a trial."""
 _WEIGHT = 0.4
 """Weight of a new window of the order in use; what a trial measured before is too old to count."""
-FIRST_TRIAL_S, _LONGEST_PAUSE_S = 1.0, 64.0
-"""Service before the first trial, and between trials that change nothing."""
-_CLEARLY_WORSE_RATIO = 1.05
-"""Time per token over the other order's from which on trials become four times as rare each time, otherwise twice: they
-cost much."""
+_SWITCH_RATIO = 0.97
+"""Time per token ahead over that in turn from which on a change pays: windows vary by some 2%. It is kept up to 1."""
+FIRST_TRIAL_S, _LONGEST_PAUSE_S, _PAUSE_FACTOR = 1.0, 64.0, 4.0
+"""Service before the first trial, and between trials that change nothing: the longest, and each over the one before."""
 _MAX_DISTURBED = 3
 """Windows in a row that are not measured, since sessions came or went: their prompts take a part of the time."""
 
@@ -51,11 +46,8 @@ class _Load:
         self.is_ahead = 0.0 < self.ahead_s < limit_s
         return self.is_ahead
 
-    def seconds(self, *, is_ahead: bool) -> float:
-        return self.ahead_s if is_ahead else self.in_turn_s
-
     def note(self, seconds: float, *, is_ahead: bool, is_trial: bool) -> None:
-        before = self.seconds(is_ahead=is_ahead)
+        before = self.ahead_s if is_ahead else self.in_turn_s
         value = seconds if is_trial or not before else before + _WEIGHT * (seconds - before)
         if is_ahead:
             self.ahead_s = value
@@ -104,11 +96,9 @@ class Order:
 
     def _tokens_of_window(self) -> int:
         """Tokens of all sessions after which the window ends."""
-        few = _TOKENS_OF_SHORT_WINDOW * self._num_sessions
-        if self._measured is not self._load:
-            return few
-        whole = TOKENS_OF_WINDOW * (self._num_sessions + (self._num_sessions == 1))
-        return min(whole, max(few, _TOKENS_OF_TRIAL)) if self._is_trial else whole
+        if self._is_trial or self._measured is not self._load:
+            return _TOKENS_OF_SHORT_WINDOW * self._num_sessions
+        return TOKENS_OF_WINDOW * (self._num_sessions + (self._num_sessions == 1))
 
     def _advance(self) -> None:
         now = self._clock()
@@ -142,12 +132,8 @@ class Order:
     def _end_trial(self, load: _Load) -> None:
         self._is_trial, load.served_s = False, 0.0
         is_ahead = load.choose()
-        if is_ahead == self.is_ahead:
-            load.pause_s = FIRST_TRIAL_S
-        else:
-            tried_s, kept_s = load.seconds(is_ahead=self.is_ahead), load.seconds(is_ahead=is_ahead)
-            is_clear = tried_s > _CLEARLY_WORSE_RATIO * kept_s > 0.0  # 0: the number of sessions has changed meanwhile
-            load.pause_s = min((4 if is_clear else 2) * load.pause_s, _LONGEST_PAUSE_S)
+        is_taken = is_ahead == self.is_ahead
+        load.pause_s = FIRST_TRIAL_S if is_taken else min(_PAUSE_FACTOR * load.pause_s, _LONGEST_PAUSE_S)
         self._take(is_ahead)
 
     def _begin_window(self) -> None:
