@@ -39,10 +39,10 @@ Decoders of other families run through transformers' code with paged attention (
 where no family fits), if every layer attends through its attention interface. RMS norms and products are ours; CUDA
 graphs are used if they give the same logits: expect {FALLBACK_SPEED} of native speed. `--tensor-parallel-size` shares
 linear layers by transformers' plan; models with experts, or without a plan, are refused then. On one device
-`--quantization fp8` makes FP8 of their linear layers. Frequencies that depend on
-the longest sequence are refused. Latent attention (MLA) keeps each head's whole keys and values. Code from a model's
-folder is never run. Logits were compared with transformers in float32, or the model is refused, by `outrider check`
-too:
+linear layers are FP8 if they are on file, or with `--quantization fp8`; FP8 experts, heads and caches, and frequencies
+that depend on the longest sequence, are refused. Latent attention (MLA) keeps each head's whole keys and values. Code
+from a model's folder is never run. Logits were compared with transformers in float32, or the model is refused, by
+`outrider check` too:
 
 | `model_type` | models | refused |
 |---|---|---|
@@ -83,7 +83,7 @@ FP8 too.
 
 Adapters (LoRA) are not served: merge them. Images, and weights of 4 bits other than gpt-oss's, are not served.
 
-Layers with a sliding window keep the keys and values that it sees, also beside layers that keep all. A head on file
+Layers with a sliding window keep the keys and values that it sees. A head on file
 that differs from the embedding is used, also where `tie_word_embeddings` is true.
 """
 

@@ -67,6 +67,13 @@ def _format(place: Path, form: str) -> Model:
     return Model(folder, _logits(fp8_reference(source, folder, FORMATS[form])))
 
 
+def _fallback_format(place: Path, form: str) -> Model:
+    source = cached_tiny_model("arcee", **WIDE)
+    folder = quantize_folder(source, place / "fp8", FORMATS[form])
+    _change_config(folder, dtype="float64")
+    return Model(folder, _logits(fp8_reference(source, folder, FORMATS[form])))
+
+
 def _made_at_load(place: Path, name: str) -> Model:
     architecture, config = test_fp8.MODELS[name]
     source = cached_tiny_model(architecture, **WIDE, **config)
@@ -107,6 +114,7 @@ CASES: dict[str, Callable[[Path], Model]] = {
         if not one.refused
     },
     **{f"fp8 {form}": functools.partial(_format, form=form) for form in FORMATS},
+    **{f"fallback fp8 {form}": functools.partial(_fallback_format, form=form) for form in ("blocks", "modelopt")},
     **{f"made at load {name}": functools.partial(_made_at_load, name=name) for name in ("llama", "qwen3_moe")},
     "mxfp4": _mxfp4,
     **{f"fp8 cache {name}": functools.partial(_fp8_cache, name=name) for name in test_fp8_cache.MODELS},

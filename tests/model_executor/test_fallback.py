@@ -34,6 +34,7 @@ from tests.model_executor.parity import (
 )
 from tests.model_executor.test_loading import change_tensors, shard
 from tests.support.fallback_models import FALLBACK_CONFIGS, build_fallback
+from tests.support.fp8_models import FORMATS, FP8, fp8_reference, quantize_folder
 
 ROOT = Path(__file__).parents[2]
 SERVED = [one.model_type for one in FALLBACKS if not one.refused]
@@ -151,6 +152,57 @@ def test_loading_reports_its_progress_and_shows_no_bars(
     assert "%|" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("form", [form for form in FORMATS if form != "channel and head"])
+def test_fp8_files_give_the_logits_of_their_widened_weights(form: str, tmp_path: Path) -> None:
+    """Linear layers that read one tensor are one product; in float64, as for native families."""
+    source = build("arcee", hidden_size=64, intermediate_size=80)
+    folder, text = quantize_folder(source, tmp_path / "fp8", FORMATS[form]), random_ids(24, seed=3)
+    with torch.no_grad():
+        expected = fp8_reference(source, folder, FORMATS[form])(torch.tensor([text])).logits[0].float()
+    runner = ModelRunner.load(folder, dtype="float64", num_pages=64)
+    assert runner.config.is_fallback
+    sequence = runner.sequences.open(24)
+    found = [runner.forward([ForwardRow(sequence, part, len(part))]).clone() for part in (text[:7], text[7:])]
+    torch.testing.assert_close(torch.cat(found), expected, atol=1e-5, rtol=0)
+    quantized = sum(
+        tensor.dtype == FP8 and tensor.numel() for tensor in load_file(folder / "model.safetensors").values()
+    )
+    assert estimate_model(source).weight_bytes - estimate_model(folder).weight_bytes == 3 * quantized
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "reason"),
+    [
+        ("qwen2_moe", "channel", r"experts\.\S+ is FP8, and through transformers only linear layers can be"),
+        ("smollm3", "channel and head", "tensor lm_head.weight is FP8, and through transformers only"),
+    ],
+)
+def test_what_cannot_be_fp8_on_file_is_refused_by_the_headers(
+    name: str, form: str, reason: str, tmp_path: Path
+) -> None:
+    source = build_fallback(name)
+    folder = quantize_folder(source, tmp_path / "fp8", FORMATS[form])
+    for load in (estimate_model, ModelRunner.load):
+        with pytest.raises(ModelError, match=reason):
+            load(folder)
+
+
+def test_fp8_files_without_their_format_or_scales_are_refused(tmp_path: Path) -> None:
+    form = FORMATS["tensor, static"]
+    folder = quantize_folder(build("smollm3"), tmp_path / "fp8", form)
+    name = "model.layers.1.self_attn.v_proj.input_scale"
+    scale = load_file(folder / "model.safetensors")[name]
+    change_tensors(folder, lambda tensors: tensors.update({name: -scale}))
+    with pytest.raises(ModelError, match=f"{name} should have positive scales, and has -0"):
+        ModelRunner.load(folder)
+    change_tensors(folder, lambda tensors: tensors.pop(name))
+    with pytest.raises(ModelError, match=f"tensor {name} of an FP8 layer is missing"):
+        estimate_model(folder)
+    change_config(folder, quantization_config=None)
+    with pytest.raises(ModelError, match="is FP8, and through transformers only linear layers can be that config"):
+        estimate_model(folder)
+
+
 def test_layers_that_are_no_linear_ones_cannot_become_fp8() -> None:
     for load in (estimate_model, ModelRunner.load):
         with pytest.raises(ModelError, match="none of its layers is a linear one that can be FP8"):
@@ -212,8 +264,15 @@ def test_ranks_are_refused_before_anything_is_loaded(name: str, size: int, reaso
     assert caught.value.field == "tensor_parallel_size"
 
 
+def test_fp8_caches_and_experts_on_ranks_are_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="kv_cache_dtype: must be auto for SmolLM3ForCausalLM, which runs through"):
+        estimate_model(build("smollm3"), kv_cache_dtype="fp8")
+    with pytest.raises(ConfigError, match="enable_expert_parallel: must be off for Qwen2MoeForCausalLM, which runs"):
+        estimate_model(build_fallback("qwen2_moe"), tensor_parallel_size=2, enable_expert_parallel=True)
+
+
 def test_ranks_do_not_share_layers_that_become_fp8() -> None:
-    with pytest.raises(ConfigError, match="must be none"):
+    with pytest.raises(ConfigError, match="tensor_parallel_size: must be 1 for SmolLM3ForCausalLM with FP8 weights"):
         estimate_model(build("smollm3"), tensor_parallel_size=2, quantization="fp8")
 
 
@@ -247,7 +306,9 @@ ODD_FIELDS: list[tuple[dict[str, Any], str]] = [
         {"sliding_window": 0, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 2},
         "at least 1, and is 0",
     ),
-    ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights are not supported through transformers"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "config.json asks for .*|weight is of type F32; supported are"),
+    ({"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq', which is not supported; supported are FP8"),
+    ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4 weights are not supported through transformers"),
     ({"hidden_size": 64, "head_dim": 16}, "config.json asks for .* parameters, and the files have"),
     ({"torch_dtype": "float8", "dtype": "float8"}, "torch_dtype 'float8' is not supported"),
     ({"hidden_act": "nothing"}, "nothing"),

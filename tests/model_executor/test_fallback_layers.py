@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from outrider.model_executor.layers.quantization import ONLINE
+from outrider.model_executor.layers.quantization import ONLINE, Quantization
+from outrider.model_executor.models.config import LLAMA
 from outrider.model_executor.models.fallback_linear import recording_inputs, replace_linears
 from outrider.model_executor.models.fallback_norm import replace_norms
 
 CPU = torch.device("cpu")
+
+
+def config_with(quantization: Quantization | None) -> Any:
+    return SimpleNamespace(variant=LLAMA, quantization=quantization)
 
 
 class Projections(nn.Module):
@@ -45,7 +51,7 @@ def test_layers_that_read_one_tensor_become_one_product() -> None:
         expected = model(x)
     groups = groups_of(model)
     assert groups == [["q", "k"]]
-    replace_linears(model, None, groups, torch.float32, CPU)
+    replace_linears(model, config_with(None), groups, dtype=torch.float32, device=CPU, scales={})
     assert isinstance(model.v, nn.Linear)
     assert not isinstance(model.q, nn.Linear)
     with torch.inference_mode():
@@ -61,7 +67,7 @@ def test_outputs_are_those_of_the_tensor_that_is_given_last() -> None:
     model, first, second = Projections(), torch.randn(3, 6), torch.randn(3, 6)
     with torch.no_grad():
         expected = model.q(first), model.k(second), model.q(second), model.q(second), model.k(first)
-    replace_linears(model, None, [["q", "k"]], torch.float32, CPU)
+    replace_linears(model, config_with(None), [["q", "k"]], dtype=torch.float32, device=CPU, scales={})
     with torch.inference_mode():
         found = model.q(first), model.k(second), model.q(second), model.q(second), model.k(first)
     for one, wanted in zip(found, expected, strict=True):
@@ -70,8 +76,8 @@ def test_outputs_are_those_of_the_tensor_that_is_given_last() -> None:
 
 def test_a_group_that_a_format_covers_in_part_is_quantized_layer_by_layer() -> None:
     model = Projections()
-    form = replace(ONLINE, ignored=("k$", "head$"))
-    replace_linears(model, form, [["q", "k"], ["q", "v"]], torch.float32, CPU)
+    config = config_with(replace(ONLINE, ignored=("k$", "head$")))
+    replace_linears(model, config, [["q", "k"], ["q", "v"]], dtype=torch.float32, device=CPU, scales={})
     assert [name for name, module in model.named_modules() if type(module) is nn.Linear] == ["k", "head"]
 
 

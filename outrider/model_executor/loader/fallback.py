@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,11 @@ import torch
 from outrider.errors import ConfigError, ModelError
 from outrider.limits.bounded_files import MAX_INDEX_BYTES
 from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator
+from outrider.model_executor.distributed.sharding import SETTING
 from outrider.model_executor.kv_cache_sizing import check_bytes_fit
-from outrider.model_executor.loader.checkpoint import INDEX_NAME, read_tensors
-from outrider.model_executor.loader.weights import Progress
+from outrider.model_executor.layers.contract import WeightTarget, whole
+from outrider.model_executor.loader.checkpoint import INDEX_NAME, StoredTensor, check_tensor, read_tensors
+from outrider.model_executor.loader.weights import Progress, copy_tensors
 from outrider.model_executor.models import FALLBACK_SPEED, Decoder, ModelConfig
 from outrider.model_executor.models.json_files import is_there, read_object
 
@@ -32,25 +35,43 @@ def check_fallback(config: ModelConfig, *, load_format: str, kv_cache_dtype: str
     if kv_cache_dtype != "auto":
         raise ConfigError("kv_cache_dtype", f"must be auto for {name}, which runs through transformers")
     if is_shared and config.quantization is not None:
-        raise ConfigError("quantization", f"must be none for {name} on several GPUs, which runs through transformers")
+        raise ConfigError(SETTING, f"must be 1 for {name} with FP8 weights, which runs through transformers")
     if load_format != "safetensors":
         raise ConfigError("load_format", f"must be safetensors for {name}, which runs through transformers")
     if config.attention_window is not None:
         raise ConfigError("attention_window", f"is not supported for {name}, which runs through transformers")
 
 
-def check_files(folder: Path, sizes: FallbackSizes, *, least_share: float = 1.0) -> None:
-    """Raise ``ModelError`` for files that are not those of a model of these ``sizes``, by their headers: they have less
-    than this share of its parameters.
+def check_files(folder: Path, sizes: FallbackSizes, *, least_share: float = 1.0) -> dict[str, StoredTensor]:
+    """Tensors of a folder's files; ``ModelError`` where their headers are not those of a model of these ``sizes``: they
+    have less than this share of its parameters, or other FP8 layers.
     """
     index = folder / INDEX_NAME
     if is_there(index) and "metadata" not in read_object(index, MAX_INDEX_BYTES, may_be_elsewhere=True):
         raise ModelError(f"{index} has no metadata, without which transformers does not read it: add an empty object")
-    stored = sum(math.prod(tensor.shape) for tensor in read_tensors(folder, is_whole=True).values())
+    tensors = read_tensors(folder, is_whole=True)
+    stored = sum(math.prod(tensor.shape) for tensor in tensors.values())
     if stored < least_share * sizes.num_parameters:
         raise ModelError(
             f"{folder}: config.json asks for {sizes.num_parameters:,} parameters, and the files have {stored:,} in all"
         )
+    for name, tensor in tensors.items():
+        if tensor.dtype.startswith("F8") and name not in sizes.quantized:
+            why = "through transformers only linear layers can be that config.json says are, and no experts or heads"
+            raise ModelError(f"{folder}: tensor {name} is FP8, and {why}")
+    for name, target in sizes.quantized.items():
+        if name not in tensors:
+            raise ModelError(f"{folder}: tensor {name} of an FP8 layer is missing from the safetensors files")
+        check_tensor(tensors[name], target)
+    return tensors
+
+
+def _read_scales(stored: dict[str, StoredTensor], quantized: Mapping[str, WeightTarget]) -> dict[str, torch.Tensor]:
+    """Scales of FP8 layers; ``ModelError`` for one that is no positive number."""
+    names = [name for name in quantized if not name.endswith((".weight", ".bias"))]
+    scales = {name: torch.empty(quantized[name].shape) for name in names}
+    copy_tensors([stored[name] for name in names], {name: whole(scale) for name, scale in scales.items()})
+    return scales
 
 
 def load_fallback(
@@ -68,12 +89,15 @@ def load_fallback(
     from outrider.model_executor.models.fallback_progress import reporting_progress
 
     sizes = estimate_sizes(folder, config, dtype, communicator.shard.size)
-    check_files(folder, sizes, least_share=0.5)  # of fewer that are missing the names are told when others are read
+    stored = check_files(
+        folder, sizes, least_share=0.5
+    )  # of fewer that are missing the names are told when others are read
     check_bytes_fit(sizes.weight_bytes, config, dtype, device)
     _log.warning(
         "%s: %s runs through transformers: expect %s of native speed", folder, config.architecture, FALLBACK_SPEED
     )
     with reporting_progress(progress, sizes.weight_bytes):
         return TransformersDecoder(
-            folder, config, dtype=dtype, device=device, communicator=communicator, groups=sizes.groups
-        )
+            folder, config, dtype=dtype, device=device, communicator=communicator, groups=sizes.groups,
+            scales=_read_scales(stored, sizes.quantized),
+        )  # fmt: skip

@@ -241,6 +241,8 @@ def is_text_part(config: ModelConfig) -> bool:
 
 def with_parallel_experts(config: ModelConfig) -> ModelConfig:
     """The configuration with whole experts on each rank; ``ConfigError`` for a model that cannot have that."""
+    if config.is_fallback:
+        raise ConfigError(EXPERT_SETTING, f"must be off for {config.architecture}, which runs through transformers")
     if config.experts is None:
         raise ConfigError(EXPERT_SETTING, f"is set, and {config.architecture} has no experts that ranks could divide")
     return replace(config, experts=replace(config.experts, is_parallel=True))

@@ -2,7 +2,7 @@
 
 A forward is one row of tokens [1, T] of all sequences; what they attend to is our plan's. transformers finds our
 attention by name. Each attention layer's shape and window are learnt from what it asks for in a forward without a
-cache. Linear layers become ours where their weights are quantized while loading.
+cache. Linear layers become ours where their weights are quantized, or where they are merged.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,13 +24,19 @@ from outrider.kv_cache import KVCacheLayout, KVCacheSpec
 from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator, SingleRank
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
-from outrider.model_executor.layers.contract import DeviceBatch
+from outrider.model_executor.layers.contract import DeviceBatch, WeightTarget
 from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.config_reader import without_warnings
 from outrider.model_executor.models.decoder import Decoder
 from outrider.model_executor.models.fallback_attention import HOLDER, NAME, AttentionProbe, Current, Paged, register
 from outrider.model_executor.models.fallback_config import has_other_parts, transformers_config
-from outrider.model_executor.models.fallback_linear import Groups, covered_linears, recording_inputs, replace_linears
+from outrider.model_executor.models.fallback_linear import (
+    Groups,
+    covered_linears,
+    recording_inputs,
+    replace_linears,
+    stored_tensors,
+)
 from outrider.model_executor.models.fallback_norm import replace_norms
 from outrider.model_executor.models.fallback_sharding import share_linears
 from outrider.model_executor.models.fallback_states import LayerStates
@@ -39,16 +46,16 @@ _log = logging.getLogger(__name__)
 _NO_INTERFACE = "its attention does not go through transformers' attention interface"
 
 
-def _check_found(architecture: str, found: dict[str, Any]) -> None:
+def _check_found(architecture: str, found: dict[str, Any], scales: Collection[str]) -> None:
     """Raise ``ModelError`` for tensors that the files lack, or have in another shape: transformers draws them at
-    random. Others are left out with a warning, those of parts for images and sound without one.
+    random. Others than the ``scales`` are left out with a warning, those of parts for images and sound without one.
     """
     if missing := found["missing_keys"]:
         raise ModelError(f"tensor {_some(missing)} missing from its files")
     if mismatched := found["mismatched_keys"]:
         name, stored, wanted = min(mismatched)
         raise ModelError(f"{name} has shape {list(stored)}; config.json asks for {list(wanted)}")
-    if (unused := found["unexpected_keys"]) and not has_other_parts(architecture):
+    if (unused := set(found["unexpected_keys"]).difference(scales)) and not has_other_parts(architecture):
         _log.warning("tensor %s not used: no part of a %s", _some(unused), architecture)
 
 
@@ -131,15 +138,16 @@ class TransformersDecoder(Decoder):
         device: torch.device,
         communicator: Communicator = SINGLE_RANK,
         groups: Groups = (),
+        scales: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:
-        """Load the folder, with one product for each of the ``groups`` of linear layers; ``ModelError`` where its
-        attention cannot be replaced by ours.
+        """Load the folder, with one product for each of the ``groups`` of linear layers, and with the ``scales`` of FP8
+        layers; ``ModelError`` where its attention cannot be replaced by ours.
         """
         self.config, self.part = config, communicator.shard.part_of(config)
         self.dtype, self.device, self.batch_invariant = dtype, device, False
         self.communicator, self.shard = communicator, communicator.shard
         with _explained(folder):
-            self._module = _Module(self._loaded(folder, groups), config.num_layers)
+            self._module = _Module(self._loaded(folder, groups, scales), config.num_layers)
             self._states = LayerStates(self._module.model, config.num_layers)
         self.kv_cache_layout = KVCacheLayout.of(self._module.specs)
         self._groups = [group for group, _ in self.kv_cache_layout.places]
@@ -171,7 +179,7 @@ class TransformersDecoder(Decoder):
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _loaded(self, folder: Path, groups: Groups) -> Any:  # noqa: ANN401 - transformers' own class
+    def _loaded(self, folder: Path, groups: Groups, scales: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401
         """The model with our attention, norms and linear layers."""
         own = transformers_config(read_object(folder / "config.json"))
         with without_warnings():
@@ -180,12 +188,12 @@ class TransformersDecoder(Decoder):
                 trust_remote_code=False, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
             )  # fmt: skip
         model, found = loaded
-        _check_found(self.config.architecture, found)
+        _check_found(self.config.architecture, found, scales)
         if self.shard.size > 1:
             share_linears(model, self.communicator, self.config.num_kv_heads)
         if self.config.quantization is None:
             model.to(self.device)
-        replace_linears(model, self.config.quantization, groups, self.dtype, self.device)
+        replace_linears(model, self.config, groups, dtype=self.dtype, device=self.device, scales=scales)
         model.eval().to(self.device)
         replace_norms(model, self.dtype)
         return model
@@ -214,6 +222,8 @@ class FallbackSizes:
     """None: it is known only with the weights."""
     groups: Groups = ()
     """Linear layers that can be one product."""
+    quantized: Mapping[str, WeightTarget] = field(default_factory=dict)
+    """Tensors of FP8 layers, as the files should have them."""
 
 
 class _FirstRank(SingleRank):
@@ -235,12 +245,12 @@ def estimate_sizes(folder: Path, config: ModelConfig, dtype: torch.dtype, num_ra
         num_stored = sum(parameter.numel() for parameter in model.parameters())
         if num_ranks > 1:
             share_linears(model, _FirstRank(num_ranks), config.num_kv_heads)
-        linears = [] if config.quantization is None else list(covered_linears(model, config.quantization))
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        num_quantized = sum(linear.weight.numel() for _, linear in linears)
+        num_quantized = sum(linear.weight.numel() for linear in covered_linears(model, config).values())
+        quantized = dict(stored_tensors(model, config))
         layout, groups = _try_out(model, config)
     weight_bytes = num_parameters * dtype.itemsize - num_quantized * (dtype.itemsize - 1)
-    return FallbackSizes(num_stored, weight_bytes, layout, groups)
+    return FallbackSizes(num_stored, weight_bytes, layout, groups, quantized)
 
 
 def _try_out(model: Any, config: ModelConfig) -> tuple[KVCacheLayout | None, Groups]:  # noqa: ANN401
@@ -254,7 +264,8 @@ def _try_out(model: Any, config: ModelConfig) -> tuple[KVCacheLayout | None, Gro
         if "meta" not in str(error):  # else of an operation that needs numbers
             raise
         return None, ()
-    replace_linears(model, None, groups, torch.float32, torch.device("meta"))
+    plain = replace(config, quantization=None)
+    replace_linears(model, plain, groups, dtype=torch.float32, device=torch.device("meta"), scales={})
     try:
         _Module(model, config.num_layers)
     except Exception as error:

@@ -15,9 +15,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from outrider.errors import ModelError
+from outrider.model_executor.layers.quantization import Numbers
 from outrider.model_executor.models.config import ModelConfig, RopeConfig
 from outrider.model_executor.models.config_schema import without_code
 from outrider.model_executor.models.json_files import one_line, shown
+from outrider.model_executor.models.quantization_reader import read_quantization
 
 _MAX_LAYERS = 1000
 """transformers makes a module for each before their number can be compared with that of the files' tensors."""
@@ -45,13 +47,12 @@ def transformers_config(raw: dict[str, Any]) -> PreTrainedConfig:
             why += ", and code from a model's folder is never run (trust_remote_code)"
         raise ModelError(why)
     _check_architecture(raw.get("architectures"), model_type)
+    fields = without_code({name: value for name, value in raw.items() if name != "quantization_config"})
     try:
-        config: PreTrainedConfig = AutoConfig.for_model(**without_code(raw))
+        config: PreTrainedConfig = AutoConfig.for_model(**fields)
     except Exception as error:  # transformers raises whatever its validators raise
         said = one_line(error).partition(". Errors: ")[0]  # which repeats the first for each type of a field
         raise ModelError(f"config.json does not describe a {model_type}: {said}") from error
-    if raw.get("quantization_config"):
-        raise ModelError("quantized weights are not supported through transformers")
     for name, spec in getattr(config, "sub_configs_defaults", {}).items():
         if getattr(spec, "optional", False):  # parts for images and sound, without which there is text
             setattr(config, name, None)
@@ -80,7 +81,9 @@ def _check_architecture(named: object, model_type: str) -> None:
 
 def fallback_config(path: Path, raw: dict[str, Any], dtype: torch.dtype, eos_token_ids: tuple[int, ...]) -> ModelConfig:
     """The configuration of a model that transformers computes; ``path`` is config.json."""
-    whole = transformers_config(raw)
+    whole, quantization = transformers_config(raw), read_quantization(path.parent, raw)
+    if quantization is not None and quantization.numbers is Numbers.MXFP4:
+        raise ModelError("mxfp4 weights are not supported through transformers")
     config = whole.get_text_config(decoder=True)
     if whole.is_encoder_decoder or not config.num_hidden_layers:
         raise ModelError(f"{path}: {whole.model_type} is no decoder alone")
@@ -110,6 +113,7 @@ def fallback_config(path: Path, raw: dict[str, Any], dtype: torch.dtype, eos_tok
         eos_token_ids=eos_token_ids,
         bos_token_id=config.bos_token_id,
         dtype=dtype,
+        quantization=quantization,
         is_fallback=True,
     )
 

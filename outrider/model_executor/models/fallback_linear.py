@@ -1,20 +1,24 @@
 """Linear layers of a model of transformers, replaced by ours: one product for layers that read the same tensor, FP8
-where weights are quantized while loading.
+where weights are quantized, on file or while loading.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 from transformers.utils.logging import tqdm
 
 from outrider.errors import ModelError
-from outrider.model_executor.layers.linear_method import Features, LinearMethod, LinearSpec
+from outrider.model_executor.distributed.communicator import SINGLE_RANK
+from outrider.model_executor.layers.context import LayerContext
+from outrider.model_executor.layers.contract import Weights
+from outrider.model_executor.layers.linear import Linear
+from outrider.model_executor.layers.linear_method import Features, LinearMethod
 from outrider.model_executor.layers.linear_methods import linear_method_of
-from outrider.model_executor.layers.quantization import Quantization
+from outrider.model_executor.models.config import ModelConfig
 
 Groups = Sequence[Sequence[str]]
 """Names of linear layers that read the same tensor."""
@@ -84,26 +88,44 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
             yield name, module
 
 
-def covered_linears(model: nn.Module, quantization: Quantization) -> Iterator[tuple[str, nn.Linear]]:
-    """Linear layers, by name, that a format covers; ``ModelError`` where there are none."""
-    found = [(name, module) for name, module in _linears(model) if quantization.covers([name])]
+def covered_linears(model: nn.Module, config: ModelConfig) -> dict[str, nn.Linear]:
+    """Linear layers, by name, that are quantized; ``ModelError`` where there are none, and should be."""
+    if (quantization := config.quantization) is None:
+        return {}
+    found = {name: module for name, module in _linears(model) if quantization.covers([name])}
     if not found:
         raise ModelError("none of its layers is a linear one that can be FP8")
-    yield from found
+    return found
+
+
+def stored_tensors(model: nn.Module, config: ModelConfig) -> Weights:
+    """Tensors that the files have for the quantized linear layers; none of layers quantized while loading."""
+    if config.quantization is not None and not config.quantization.is_online:
+        for name, module in covered_linears(model, config).items():
+            yield from _layer([name], [module], config, config.dtype, torch.device("meta")).weights()
 
 
 def replace_linears(
-    model: nn.Module, quantization: Quantization | None, groups: Groups, dtype: torch.dtype, device: torch.device
+    model: nn.Module,
+    config: ModelConfig,
+    groups: Groups,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    scales: Mapping[str, torch.Tensor],
 ) -> None:
     """Put ours in the place of linear layers, one product after the other: layers are released when their copy is
-    made. ``quantization`` None: of the ``groups`` only.
+    made. Without quantization of the ``groups`` only; ``scales`` are those on file.
     """
-    make = linear_method_of(quantization)
-    linears = dict(_linears(model) if quantization is None else covered_linears(model, quantization))
-    wanted = _products(linears, groups, has_singles=quantization is not None)
-    for names in wanted if quantization is None else tqdm(wanted, desc="Quantizing"):  # which reports progress
+    is_quantized = config.quantization is not None
+    linears = covered_linears(model, config) if is_quantized else dict(_linears(model))
+    wanted = _products(linears, groups, has_singles=is_quantized)
+    for names in tqdm(wanted, desc="Quantizing") if is_quantized else wanted:  # which reports progress
         members = [linears.pop(name) for name in names]
-        product = _Product(_filled(make, names, members, dtype, device), [one.out_features for one in members])
+        product = _Product(
+            _filled(_layer(names, members, config, dtype, device), dict(zip(names, members, strict=True)), scales),
+            [one.out_features for one in members],
+        )
         for number, name in enumerate(names):
             parent, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(parent), attribute, _PartLinear(product, number))
@@ -121,27 +143,21 @@ def _products(linears: Collection[str], groups: Groups, *, has_singles: bool) ->
     return [*found, *([name] for name in left)] if has_singles else found
 
 
-def _filled(
-    make: Callable[[LinearSpec], LinearMethod],
-    names: Sequence[str],
-    linears: Sequence[nn.Linear],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> LinearMethod:
-    """A method with the weights and biases of linear layers, one after the other."""
-    sizes, has_bias = [one.out_features for one in linears], any(one.bias is not None for one in linears)
-    outputs = tuple(Features.all(size, name) for size, name in zip(sizes, names, strict=True))
-    method = make(LinearSpec(Features.all(linears[0].in_features), outputs, sum(sizes), has_bias, dtype, device))
-    for kind, parameter in method.parameters().items():
-        start = 0
-        for linear in linears:
-            rows, content = slice(start, start + linear.out_features), getattr(linear, kind)
-            start = rows.stop
-            if content is None:
-                parameter.tensor[rows].zero_()
-            elif parameter.write is None:
-                parameter.tensor[rows].copy_(content.detach())
-            else:
-                parameter.write(rows, content.detach())
-    method.prepare()
-    return method
+def _layer(
+    names: Sequence[str], linears: Sequence[nn.Linear], config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Linear:
+    """Linear layers as one of ours, to be filled."""
+    context = LayerContext(config, config, dtype, device, SINGLE_RANK, linear_method_of(config.quantization))
+    outputs = [Features.all(one.out_features, name) for name, one in zip(names, linears, strict=True)]
+    has_bias = any(one.bias is not None for one in linears)
+    return Linear(context, Features.all(linears[0].in_features), outputs, bias=has_bias)
+
+
+def _filled(layer: Linear, linears: Mapping[str, nn.Linear], scales: Mapping[str, torch.Tensor]) -> LinearMethod:
+    """The layer's method with the weights and biases of linear layers; FP8 numbers have lost nothing in their type."""
+    for name, target in layer.weights():
+        module, _, kind = name.rpartition(".")
+        content = scales[name] if name in scales else getattr(linears[module], kind)
+        target.write(torch.zeros(target.shape) if content is None else content.detach())
+    layer.prepare()
+    return layer.method
