@@ -9,6 +9,7 @@ from outrider_coordinator.session.actions import RetryDraftAfter, ToDraft
 from outrider_coordinator.session.draft_side import Drafted
 from outrider_coordinator.session.readiness import MAX_LOSSES_IN_A_ROW, Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
+from outrider_coordinator.session.state_feed import note_states
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 LOST_DRAFT_RETRY_MS = 1000
@@ -28,6 +29,7 @@ def on_proposal(session: SessionState, event: Proposal, timing: ItemTiming | Non
     side.note_answer(asked, event.base_length)
     if asked.draft_length == 0:
         session.policy.note_text_taken(session.speculation, draft_lag=side.lag(session.tokens.length))
+        note_states(session)
     steps.go_on(session)
     if session.status is not SessionStatus.DRAFTING:
         return  # a prefill, or too late for its step

@@ -6,6 +6,11 @@ from outrider_coordinator.session.drafting import room_for
 from outrider_coordinator.session.state import SessionState
 from outrider_coordinator.speculation import LONGEST_INLINE_FEED
 
+MAX_PARTS_UNDER_WAY = 4
+"""Parts of a long text, of ``MAX_FEED_BYTES`` each, whose hidden states are under way to drafts at the same time, of
+all sessions: what the ring of a tensor plane on a GPU holds.
+"""
+
 
 def is_to_follow(session: SessionState) -> bool:
     """True if a draft that reads hidden states is to follow the text, for this step or for later ones. Where it is not,
@@ -45,7 +50,26 @@ def wants_states(session: SessionState) -> bool:
     if not side.room_after(session.tokens.length, 1):
         side.states.clear()
         return False
-    return side.asked is None or not side.states.is_full
+    return (side.asked is None or not side.states.is_full) and _have_way(session)
+
+
+def _have_way(session: SessionState) -> bool:
+    """True if the states of so many positions can travel beside those of other sessions. Past the room of a tensor
+    plane they would go in messages, for which all sessions wait; the target computes them anew later instead.
+    """
+    side, length = session.draft, session.tokens.length
+    num_positions = (part_length(session, side.states.end) or length) - side.states.end
+    most = MAX_PARTS_UNDER_WAY * side.facts.states_at_a_time
+    if not most or num_positions <= LONGEST_INLINE_FEED:
+        return True
+    others = session.policy.num_states(session.speculation)
+    return not others or others + num_positions <= most
+
+
+def note_states(session: SessionState, asked_to: int | None = None) -> None:
+    """Note how many positions' states are under way, with those asked for now, up to that position."""
+    states = session.draft.states
+    session.speculation.num_states = (asked_to or states.end) - states.start
 
 
 def hands_over_states(session: SessionState) -> bool:

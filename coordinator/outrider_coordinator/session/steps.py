@@ -33,7 +33,7 @@ from outrider_coordinator.session.drafting import (
 from outrider_coordinator.session.forced_tokens import forced_proposal, least_forced
 from outrider_coordinator.session.readiness import Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
-from outrider_coordinator.session.state_feed import is_feed_due, is_to_follow, part_length, wants_states
+from outrider_coordinator.session.state_feed import is_feed_due, is_to_follow, note_states, part_length, wants_states
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 LOOKAHEAD_STEPS = 64
@@ -217,6 +217,7 @@ def score(session: SessionState, timing: ItemTiming | None = None) -> None:
     part = None if first is None else part_length(session, first)
     command = session.commands.score(side, session.proposal, first, part)
     side.asked, side.part = command.generation, part
+    note_states(session, None if first is None else part or session.tokens.length)
     side.is_held_back = False
     actions.append(ToTarget(command))
     if part is not None:

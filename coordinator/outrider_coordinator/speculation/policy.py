@@ -181,6 +181,12 @@ class DraftLengthPolicy:
         controller = self._controller_of.get(session)
         return len(self._fixed) if controller is None else len(controller.sessions)
 
+    def num_states(self, session: ControlledSession) -> int:
+        """Positions whose hidden states are on their way to the drafts of the other sessions of its target."""
+        controller = self._controller_of.get(session)
+        sessions = self._fixed if controller is None else controller.sessions
+        return sum(other.num_states for other in sessions) - session.num_states
+
     def is_to_draft(self, session: ControlledSession) -> bool:
         """True if the session drafts, or will once its draft has the text: until then nothing is to follow for it."""
         if self.is_off_by_load or not session.limit:

@@ -31,7 +31,7 @@ class ControlledSession:
 
     __slots__ = (
         "began_s", "context", "draft_lag", "has_begun", "has_drafted", "has_ever_drafted", "is_ahead", "length",
-        "limit", "max_tokens", "num_left", "num_probes", "num_rounds", "reads_states", "round_began",
+        "limit", "max_tokens", "num_left", "num_probes", "num_rounds", "num_states", "reads_states", "round_began",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +44,8 @@ class ControlledSession:
         """Committed tokens."""
         self.reads_states = reads_states
         """True if its draft reads hidden states, so that the target computes again what the draft lacks."""
+        self.num_states = 0
+        """Positions whose hidden states were asked for, and that its draft has not taken."""
         self.length = 0
         """Draft length of the next step."""
         self.num_rounds = self.num_probes = self.draft_lag = 0

@@ -86,9 +86,10 @@ class ReadingDraft:
     def _with_states(self, events: Sequence[TargetEvent]) -> list[TargetEvent]:
         for driven in self.setting.bench.sessions.values():
             self.most_rows = max(self.most_rows, driven.loop.draft.states.num_rows)
-        asked = {command.generation: command for command in self.scores}
+        asked = {(command.session, command.generation): command for command in self.scores}
         return [
-            self._answered(asked[event.generation], event) if isinstance(event, Scores) else event for event in events
+            self._answered(asked[event.session, event.generation], event) if isinstance(event, Scores) else event
+            for event in events
         ]
 
     @staticmethod
@@ -101,10 +102,10 @@ class ReadingDraft:
 
     def holding_nothing(self, events: Sequence[DraftEvent]) -> list[DraftEvent]:
         """Answers of a draft that was sent text without states."""
-        asked = {command.generation: command for command in self.setting.extends}
+        asked = {(command.session, command.generation): command for command in self.setting.extends}
         return [
             replace(event, base_length=0)
-            if isinstance(event, Proposal) and asked[event.generation].hidden_states is None
+            if isinstance(event, Proposal) and asked[event.session, event.generation].hidden_states is None
             else event
             for event in events
         ]
@@ -282,6 +283,25 @@ def test_a_long_prompt_goes_in_parts_and_no_more_than_two_wait(monkeypatch: pyte
     assert long.parts == [8] * 11
     assert long.most_rows <= 16
     assert any(score.draft_token_ids for score in long.scores)
+
+
+def test_states_of_many_prompts_wait_for_room_and_the_others_are_computed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = ReadingDraft()
+    bench = reading.setting.bench
+    monkeypatch.setattr(draft_side, "MAX_FEED_BYTES", 20)
+    bench.facts = DraftFacts(hidden_state_layers=(1,), hidden_state_bytes=1)
+    bench.change_draft_events = reading.holding_nothing
+    plans = [plan_of(prompt=[index % 7 for index in range(first, first + 20)], temperature=0.0) for first in range(12)]
+    sessions = [bench.add(plan) for plan in plans]
+    for driven in sessions:
+        bench.policy.enter(driven.loop.speculation, "target")
+    most = 0
+    while bench.to_target or bench.to_draft:
+        bench.round()
+        most = max(most, sum(driven.loop.draft.states.num_rows for driven in sessions))
+    assert 4 * 20 <= most <= 4 * 20 + 12 * 3  # the others' steps bring a few
+    assert [driven.token_ids for driven in sessions] == [own_tokens(plan) for plan in plans]
+    assert all(driven.loop.spec_stats.num_draft_tokens for driven in sessions)
 
 
 def test_a_draft_that_takes_no_part_is_not_waited_for_longer_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
