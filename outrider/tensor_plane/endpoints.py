@@ -25,8 +25,8 @@ class PlaneLimits:
 
     ring_bytes: int = 64 << 20
     """Bytes of a ring in main memory."""
-    device_ring_bytes: int = 192 << 20
-    """Bytes of a ring on a GPU: the parts of a long prompt's states that may be under way, of two sessions."""
+    device_ring_bytes: int = 256 << 20
+    """Bytes of a ring on a GPU: the parts of prompts' states that may be under way, 192 MiB, and those of the steps."""
     transfer_s: float = 3.0
     """Longest time of a transfer, and of waiting for one."""
     opening_s: float = 20.0

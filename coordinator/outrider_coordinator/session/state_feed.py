@@ -43,7 +43,8 @@ def wants_states(session: SessionState) -> bool:
     if not side.wants_states:
         return False
     if not session.policy.is_to_draft(session.speculation):
-        side.states.clear(side.states.start)  # once it is to draft, the target computes from there
+        if side.asked is None:  # otherwise it is taking them
+            side.states.clear(side.states.start)  # once it is to draft, the target computes from there
         return False
     if session.target.held == 0 and _lacks_prompt_logprobs(session) and part_length(session, side.states.end):
         return False  # they are of the whole prompt: states come with the next step

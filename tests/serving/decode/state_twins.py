@@ -131,15 +131,16 @@ class PutStates:
         self.sent_bytes: Counter[str] = Counter()
         self.report = SimpleNamespace(kind="fake")
         self.num_puts = 0
+        self.is_full = False
 
     def writer(self, link_id: int, connection: int) -> PutStates | None:
         """Writer of connection 1, the only one."""
         return self if connection == 1 else None
 
     def put(self, rows: torch.Tensor, sizes: Sequence[int]) -> list[PlaneReference] | None:
-        """Capacity is lacking now and then, for the same rows always."""
+        """References to the rows, unless there is no room."""
         self.num_puts += 1
-        if zlib.crc32(rows.contiguous().numpy().tobytes()) % 5 == 0:
+        if self.is_full:
             return None
         row_bytes = rows.shape[1] * rows.element_size()
         parts = torch.split(rows, list(sizes))
@@ -150,10 +151,17 @@ class PutStates:
 
 
 class StatesTwins(Twins):
-    """Targets that are asked for states."""
+    """Targets that are asked for states, and whose planes are full now and then."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, planes: Sequence[PutStates], *arguments: Any, **named: Any) -> None:
         super().__init__("target", *arguments, **named)
+        self._planes = planes
+
+    def _round(self) -> None:
+        is_full = self._chance(0.2)
+        for each in self._planes:
+            each.is_full = is_full
+        super()._round()
 
     def _open(self) -> None:
         layers = (0, 2) if self._chance(1 - self._oddity / 4) else (2, 0)
