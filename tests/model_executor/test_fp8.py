@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -52,6 +53,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+DENSE = ("llama", "mistral", "qwen2", "qwen3")
+
+
 def logits_of(folder: Path, token_ids: list[int], *, chunks: tuple[int, ...] = (), **options: Any) -> torch.Tensor:
     runner = ModelRunner.load(folder, dtype="float64", num_pages=64, **options)
     sequence = runner.sequences.open(len(token_ids))
@@ -79,6 +83,26 @@ def test_every_format_gives_the_logits_of_its_widened_weights(model: str, form: 
         expected = fp8_reference(source, folder, FORMATS[form])(torch.tensor([ids])).logits[0].float()
     torch.testing.assert_close(logits_of(folder, ids), expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(logits_of(folder, ids, chunks=(7, 8, 13)), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("form", "model"), zip(FORMATS, itertools.cycle(DENSE), strict=False))
+def test_greedy_tokens_of_200_prompts_are_those_of_the_widened_weights(form: str, model: str, tmp_path: Path) -> None:
+    """Prompts of 1 to 8 tokens beside each other, then four steps of all; the reference of experts takes long."""
+    architecture, config = MODELS[model]
+    source = build(architecture, hidden_size=64, intermediate_size=80, **config)
+    folder = quantize_folder(source, tmp_path / "fp8", FORMATS[form])
+    runner = ModelRunner.load(folder, dtype="float64", num_pages=250)
+    texts = [random_ids(1 + i % 8, seed=i) for i in range(200)]
+    sequences, rows = [runner.sequences.open(12) for _ in texts], texts
+    for _ in range(4):
+        forward_rows = [ForwardRow(one, row, 1) for one, row in zip(sequences, rows, strict=True)]
+        rows = [[int(token)] for token in runner.forward(forward_rows).argmax(-1)]
+        texts = [text + row for text, row in zip(texts, rows, strict=True)]
+    padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+    with torch.no_grad():
+        expected = fp8_reference(source, folder, FORMATS[form])(padded).logits.argmax(-1)
+    for text, tokens in zip(texts, expected.tolist(), strict=True):
+        assert text[-4:] == tokens[len(text) - 5 : len(text) - 1]
 
 
 @pytest.mark.parametrize("model", ["qwen3_moe", "glm4_moe"])
