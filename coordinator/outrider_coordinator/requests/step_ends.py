@@ -46,8 +46,8 @@ class StepEnds:
         for place, (request, step) in enumerate(zip(one.requests, one.steps(), strict=True)):
             try:
                 asks = request.loop.engine_request.num_logprobs is not None
-                own = one.logprobs(place, step.token_ids) if asks else None
-                self._end_step(request, one, place, step._replace(logprobs=own), states[place])
+                ended = step._replace(logprobs=one.logprobs(place, step.token_ids)) if asks else step
+                self._end_step(request, one, place, ended, states[place])
             except Exception as error:
                 self._fail(request, error)
 
