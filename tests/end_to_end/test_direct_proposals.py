@@ -125,6 +125,27 @@ async def test_a_target_has_planned_steps_when_their_proposals_come(monkeypatch:
         await all_free(stack)
 
 
+async def test_stop_texts_that_are_found_once_the_draft_was_asked_end_no_other_session() -> None:
+    whole = await in_turn(GREEDY)
+    stops = [result.text[9 + 3 * user :][:2] for user, result in enumerate(whole)]
+    texts = [result.text[: result.text.index(stop)] for result, stop in zip(whole, stops, strict=True)]
+    assert len({len(text) for text in texts}) > 1  # some sessions go on without others
+
+    async def play() -> None:
+        own = [{**request, "stop": (stop,)} for request, stop in zip(requests(GREEDY), stops, strict=True)]
+        found = await asyncio.gather(*[stack.generate(**request) for request in own])
+        assert [result.text for result in found] == texts
+        for result, full in zip(found, whole, strict=True):
+            assert result.token_ids == full.token_ids[: len(result.token_ids)]
+
+    async with run_stack(TARGET, DRAFT, wire=True, **PATIENT) as stack:
+        await introduced(stack)
+        await again_until(lambda: num_direct(stack) >= 5, play)
+        assert num_direct(stack) >= 5
+        check_same(await together(stack, GREEDY), whole)
+        await all_free(stack)
+
+
 @RULES
 async def test_scores_that_overtake_their_proposals_are_not_computed_twice(
     rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch
