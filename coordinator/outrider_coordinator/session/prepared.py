@@ -20,6 +20,7 @@ from outrider.batched import U4, U8, AnswerBatch, Column, ExtendBatch, ScoreBatc
 from outrider_coordinator.session import state_feed
 from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.forced_tokens import MAX_FORCED_TOKENS, least_forced
+from outrider_coordinator.session.state import NOTHING_PROPOSED
 from outrider_coordinator.session.table import Ints, SessionTable
 from outrider_coordinator.speculation import DraftLengthPolicy
 
@@ -142,6 +143,21 @@ class PreparedScores(Prepared):
 
     def _parents_of(self, which: Which) -> Sequence[str]:
         return self.trace_parents and chosen(self.trace_parents, which)
+
+    def _ended(self, which: Which, num_new: Ints | int, next_ids: Column) -> Ints:
+        """Rows after a step that brings ``num_new`` tokens, the last of them ``next_ids``: a step later, nothing is
+        asked or proposed.
+        """
+        after: Ints = self.rows[which].copy()
+        after[:, col.REASON] = NOTHING_PROPOSED
+        after[:, col.REMAINING] -= num_new
+        after[:, col.LENGTH] += num_new
+        after[:, col.TARGET_HELD] += num_new
+        after[:, col.STEP : col.GENERATION + 1] += 1
+        after[:, col.TARGET_LOSSES : col.ANNOUNCED + 1] = 0  # and what was asked of the target, and the proposal
+        after[:, col.PROPOSAL_OPENED] = -1
+        after[:, col.LAST] = next_ids
+        return after
 
     def _write(self, which: Which, after: Ints, token_ids: list[list[int]]) -> list[list[int]]:
         """Write the rows as they are from now on, and commit the new tokens, which it returns."""

@@ -15,7 +15,7 @@ import numpy as np
 from outrider.batched import U4, U8, AnswerBatch, Column, ScoreBatch
 from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.prepared import DRAFT_NOT_OPEN, NO_IDS, UNUSUAL, Bools, PreparedScores, Taken
-from outrider_coordinator.session.state import NOTHING_PROPOSED, SCORING
+from outrider_coordinator.session.state import SCORING
 from outrider_coordinator.session.steps import MAX_SILENT_STEPS, UNCLAIMED
 from outrider_coordinator.session.table import NO_TOKEN, Ints
 from outrider_coordinator.speculation import DraftLengthPolicy
@@ -100,17 +100,9 @@ class PreparedClaims(PreparedScores):
         return Taken(which.tolist(), commands, partial(list, new_ids), (counts, accepted.astype(U4)))
 
     def _commit(self, which: Ints, counts: Ints, accepted: Ints, next_ids: Column, new_ids: list[list[int]]) -> None:
-        after, num_new, has_drafts = self.rows[which].copy(), accepted + 1, counts > 0
-        after[:, col.REASON] = NOTHING_PROPOSED
+        after, has_drafts = self._ended(which, accepted + 1, next_ids), counts > 0
         after[:, col.FLAGS] |= col.CLAIMS
-        after[:, col.REMAINING] -= num_new
-        after[:, col.LENGTH] += num_new
-        after[:, col.TARGET_HELD] += num_new
-        after[:, col.STEP : col.GENERATION + 1] += 1
-        after[:, col.TARGET_LOSSES : col.ANNOUNCED + 1] = 0  # and the proposal
         after[:, col.TARGET_ASKED] = after[:, col.GENERATION]
-        after[:, col.PROPOSAL_OPENED] = -1
-        after[:, col.LAST] = next_ids
         held = self._base[which] + np.minimum(accepted, counts - 1)
         after[:, col.DRAFT_HELD] = np.where(has_drafts, held, after[:, col.DRAFT_HELD])
         after[:, col.CREDIT] = np.maximum(after[:, col.CREDIT] - 1, 0)

@@ -15,15 +15,11 @@ from outrider_coordinator.acceptance.vectorized import TARGET_SUM_TOLERANCE
 from outrider_coordinator.session import state_feed
 from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.prepared import EVERY, NO_IDS, UNUSUAL, Bools, PreparedScores, Taken, Which, chosen
-from outrider_coordinator.session.state import NOTHING_PROPOSED, SCORING
+from outrider_coordinator.session.state import SCORING
 from outrider_coordinator.session.table import Ints, SessionTable
 from outrider_coordinator.speculation import DraftLengthPolicy
 
 _NO_DRAFT = 2 << col.DRAFT_READINESS | col.IS_LATE
-_PLAIN_STEP = np.zeros(col.NUM_COLUMNS, dtype=np.int64)
-"""Change of a row by a plain step."""
-_PLAIN_STEP[[col.LENGTH, col.TARGET_HELD, col.STEP, col.GENERATION, col.NUM_PLAIN]] = 1
-_PLAIN_STEP[[col.REMAINING, col.CREDIT]] = -1
 
 
 def waits_for_token(rows: Ints) -> Bools:  # [B, C] -> [B]
@@ -103,11 +99,9 @@ class PreparedTokens(PreparedScores):
         return Taken(self._listed(which), commands, commit, (self._counts[which], nothing))
 
     def _commit(self, which: Which, tokens: Column) -> list[list[int]]:
-        after = self.rows[which] + _PLAIN_STEP
-        after[:, col.REASON] = NOTHING_PROPOSED
+        after = self._ended(which, 1, tokens)
         after[:, col.FLAGS] &= ~col.CLAIMS
-        after[:, col.LAST] = tokens
-        after[:, col.TARGET_LOSSES] = 0
         after[:, col.TARGET_ASKED] = after[:, col.GENERATION]
-        np.maximum(after[:, col.CREDIT], 0, out=after[:, col.CREDIT])
+        after[:, col.CREDIT] = np.maximum(after[:, col.CREDIT] - 1, 0)
+        after[:, col.NUM_PLAIN] += 1
         return self._write(which, after, [[token_id] for token_id in tokens.tolist()])

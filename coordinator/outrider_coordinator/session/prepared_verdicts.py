@@ -30,7 +30,7 @@ from outrider_coordinator.session.prepared import (
     Which,
     chosen,
 )
-from outrider_coordinator.session.state import DRAFTING, NOTHING_PROPOSED, SCORING, SessionState
+from outrider_coordinator.session.state import DRAFTING, SCORING, SessionState
 from outrider_coordinator.session.table import NO_TOKEN, Ints, SessionTable
 from outrider_coordinator.speculation import LONGEST_INLINE_FEED, DraftLengthPolicy
 
@@ -233,15 +233,8 @@ class PreparedVerdicts(PreparedScores):
         return pairs[are_brought]
 
     def _commit(self, which: Which, accepted: Ints, next_ids: Column, lengths: Column, kept: Column) -> list[list[int]]:
-        after, num_new = self.rows[which].copy(), accepted + 1
-        after[:, col.STATUS], after[:, col.REASON] = DRAFTING, NOTHING_PROPOSED
-        after[:, col.REMAINING] -= num_new
-        after[:, col.LENGTH] += num_new
-        after[:, col.TARGET_HELD] += num_new
-        after[:, col.STEP : col.GENERATION + 1] += 1
-        after[:, col.TARGET_LOSSES : col.ANNOUNCED + 1] = 0  # and what was asked of the target, and the proposal
-        after[:, col.PROPOSAL_OPENED] = -1
-        after[:, col.LAST], after[:, col.DRAFT_HELD], after[:, col.DRAFT_LENGTH] = next_ids, kept, lengths
+        after = self._ended(which, accepted + 1, next_ids)
+        after[:, col.STATUS], after[:, col.DRAFT_HELD], after[:, col.DRAFT_LENGTH] = DRAFTING, kept, lengths
         after[:, col.DRAFT_ASKED], after[:, col.DRAFT_BASE] = after[:, col.GENERATION], after[:, col.LENGTH]
         return self._write(which, after, self._new_ids(which, accepted, next_ids))
 
