@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 
 from outrider.model_executor.models.config import FALLBACK_SPEED
-from outrider.model_executor.models.quantization_reader import SUPPORTED
 from outrider.model_executor.models.support import FALLBACKS, FAMILIES, FORMATS
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
@@ -65,9 +64,8 @@ kernels, weights are widened to the type of the model.
 |---|---|---|---|
 """
 
-REST = f"""
-Layers that a checkpoint ignores keep its 16 or 32 bits, as do head and experts unless it quantizes them. Of other
-formats an error says: {SUPPORTED}.
+REST = """
+Layers that a checkpoint ignores keep its 16 or 32 bits, as do head and experts unless it quantizes them.
 
 The KV cache has the type of the model, or FP8 (E4M3) with `--kv-cache-dtype fp8`: twice the tokens, on a CPU or a GPU
 of compute capability 8.9. Scales are the checkpoint's `k_scale` and `v_scale`, else 1, or measured (`kv_cache_scales`).
@@ -81,10 +79,9 @@ Experts are read a tensor for each expert, as published, or stacked, as transfor
 stores them. With `--enable-expert-parallel` each GPU has some of them whole. Routers have the type on file,
 FP8 too.
 
-Adapters (LoRA) are not served: merge them. Images, and weights of 4 bits other than gpt-oss's, are not served.
+Adapters (LoRA; merge them), images and other formats, as of 4 bits, are not served.
 
-Layers with a sliding window keep the keys and values that it sees. A head on file
-that differs from the embedding is used, also where `tie_word_embeddings` is true.
+A head on file that differs from the embedding is used, also where `tie_word_embeddings` is true.
 """
 
 

@@ -39,7 +39,7 @@ from tests.support.fp8_models import FORMATS, FP8, fp8_reference, quantize_folde
 ROOT = Path(__file__).parents[2]
 SERVED = [one.model_type for one in FALLBACKS if not one.refused]
 REFUSED = {one.model_type: one.refused for one in FALLBACKS if one.refused}
-NEEDS_WEIGHTS = {"jetmoe"}
+NEEDS_WEIGHTS = {"dbrx", "jetmoe"}
 """Models whose code does not run without numbers, so that an estimate does not know their cache."""
 QUICK = {"smollm3", "cohere2", "stablelm", "gemma4_text", "gpt2"}
 """The others are whole-model comparisons of the second tier."""

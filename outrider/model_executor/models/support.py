@@ -105,6 +105,8 @@ FALLBACKS = (
     FallbackSupport("arcee", "Arcee AFM 4.5B"),
     FallbackSupport("cohere", "Command R"),
     FallbackSupport("cohere2", "Command R7B and A"),
+    FallbackSupport("cwm", "Code World Model"),
+    FallbackSupport("dbrx", "DBRX"),
     FallbackSupport("deepseek_v2", "DeepSeek V2"),
     FallbackSupport("deepseek_v3", "DeepSeek V3 and R1"),
     FallbackSupport("dots1", "dots.llm1"),
@@ -122,6 +124,7 @@ FALLBACKS = (
     FallbackSupport("granitemoehybrid", "Granite 4, without Mamba layers"),
     FallbackSupport("helium", "Helium"),
     FallbackSupport("hunyuan_v1_dense", "Hunyuan, dense"),
+    FallbackSupport("hunyuan_v1_moe", "Hunyuan, with experts"),
     FallbackSupport("jetmoe", "JetMoE 8B"),
     FallbackSupport("mimo_v2_flash", "MiMo V2 Flash"),
     FallbackSupport("minimax_m2", "MiniMax M2"),
@@ -148,8 +151,10 @@ FALLBACKS = (
     FallbackSupport("falcon", "Falcon", _INTERFACE),
     FallbackSupport("gptj", "GPT-J", _INTERFACE),
     FallbackSupport("lfm2", "LFM2", "layers of type conv are not supported"),
+    FallbackSupport("llama4_text", "Llama 4", "layers of type chunked_attention are not supported"),
     FallbackSupport("mamba", "Mamba", "layers of type linear_attention are not supported"),
     FallbackSupport("mpt", "MPT", _INTERFACE),
+    FallbackSupport("nemotron_h", "Nemotron-H", "layers of type linear_attention, mlp, moe are not supported"),
     FallbackSupport("rwkv", "RWKV 4", _INTERFACE),
 )
 """Fallback families: those that are served, then those that are not."""
