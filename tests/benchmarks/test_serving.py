@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import outrider
 from outrider.benchmarks.samples import median
 from outrider.benchmarks.schema import load, save
 from outrider.benchmarks.serving.figures import detailed_keys, measured_series, speculation_of, vllm_keys
@@ -184,13 +185,19 @@ def test_impossible_traffic_is_refused_by_name(bad: dict[str, Any]) -> None:
         Traffic(**bad)
 
 
-def test_prompts_have_the_length_asked_for(tmp_path: Path) -> None:
+def test_prompts_have_the_length_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package"  # instead of all of Outrider's source, which takes seconds to tokenize
+    package.mkdir()
+    (package / "module.py").write_text("def double(x: int) -> int:\n    return 2 * x\n" * 8, encoding="utf-8")
+    monkeypatch.setattr(outrider, "__file__", str(package / "__init__.py"))
     assert {len(prompt) for prompt in PROMPTS} == {5}
     assert all(0 <= token < 100 for prompt in PROMPTS for token in prompt)
     folder = cached_tiny_model("llama")
     prompts = code_prompts(3, 17, folder, seed=0)
     assert [len(prompt) for prompt in prompts] == [17] * 3
-    assert prompts == code_prompts(3, 17, folder, seed=0)
+    assert prompts == code_prompts(3, 17, folder, seed=0) != code_prompts(3, 17, folder, seed=1)
+    with pytest.raises(ConfigError, match="must be below"):
+        code_prompts(1, 10_000, folder, seed=0)
     with pytest.raises(ConfigError, match="input_len"):
         random_prompts(1, 0, 100, seed=0)
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
