@@ -190,6 +190,12 @@ FP8_CONSTANTS: dict[Any, dict[str, Any]] = {
     },
 }
 """Constants for hardware with FP8 numbers: 8.9 has them, 8.0 has not."""
+OPTIONS: dict[Any, dict[str, Any]] = {
+    _attend_chunks_kernel: {"num_warps": 8},
+    _chunk_kernel: {"num_warps": 8, "num_stages": 1},
+    _follow_kernel: {"num_warps": 8, "num_stages": 1},
+}
+"""Options of launches whose tiles do not fit the registers of four warps: compiling what is spilled takes long."""
 WITH = {"HAS_COUPLED": True, "HAS_MARKS": True, "FAST": True}
 FEWEST = {"GROUPS": 128, "IDS": 128}
 CONSTANTS |= {
@@ -237,7 +243,8 @@ def compile_kernel(kernel: Any, constants: dict[str, Any], capability: int, form
     """The compiled kernel in one of the compiler's forms."""
     known = {**constants, "PDL": capability >= 90}
     signature = {name: "constexpr" if name in known else type_of(name) for name in kernel.arg_names}
-    compiled = triton.compile(ASTSource(kernel, signature, known), target=GPUTarget("cuda", capability, 32))
+    source, target = ASTSource(kernel, signature, known), GPUTarget("cuda", capability, 32)
+    compiled = triton.compile(source, target=target, options=OPTIONS.get(kernel))
     return str(compiled.asm[form])
 
 
