@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from outrider.generation import GenerationResult
 from outrider.ports import Scores
-from outrider.proposal_channel import messages
+from outrider.proposal_channel import messages, receiver
 from outrider.proposal_channel import sender as sending
 from outrider.proposal_channel.receiver import ProposalReceiver
 from outrider.serving.decode.expected import ExpectedStep
@@ -306,6 +308,8 @@ async def test_a_draft_that_is_wrong_by_either_way_ends_no_request(
 
 async def test_a_user_who_leaves_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider_target.service.ProposalReceiver", partial(ProposalReceiver, patience_s=0.2))
+    # Of the time that this process computes: other processes may hold up a draft for longer.
+    monkeypatch.setattr(receiver, "time", SimpleNamespace(monotonic=time.process_time))
     async with run_stack(TARGET, DRAFT, wire=True, **PATIENT) as stack:
         await introduced(stack)
         expected = await together(stack, {**GREEDY, "num_speculative_tokens": 0}, max_tokens=150)
