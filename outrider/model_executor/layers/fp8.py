@@ -88,7 +88,8 @@ class Fp8Linear(LinearMethod):
         return Fp8Matrix(self._numbers, self._scales, self._rows, self._arrays)
 
     def _release(self) -> None:
-        self._numbers = self._scales = self._input_scales = torch.empty(0)
+        self._numbers = self._scales = torch.empty(0, 1)  # whose parts can still be named
+        self._input_scales = torch.empty(0)
 
     def grouped(self, x: torch.Tensor, routing: Routing, *, is_weighted: bool = False) -> torch.Tensor:
         """Products with the weights of each token's experts."""
