@@ -62,8 +62,6 @@ class SpecDecodeStats:
     num_judged_tokens: int = 0
     """Drafted, and not after its step's first rejection."""
     num_emitted_tokens: int = 0
-    num_gained_tokens: int = 0
-    """Tokens gained in steps that had a proposal, before stops cut them off."""
     accepted_counts: Counter[int] = field(default_factory=Counter)
     """Steps that had a proposal, by how many tokens were accepted."""
     draft_lengths: Counter[int] = field(default_factory=Counter)
@@ -93,6 +91,11 @@ class SpecDecodeStats:
         """Replies that came too late to mean anything."""
         return self.num_stale_draft_replies + self.num_stale_target_replies
 
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens of a step that had a proposal, the one after it included, before stops cut them off; 0 without any."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0
+
     def count_step(self, step: StepEnded, draft_model: str = "") -> None:
         """Count one step; ``draft_model``: of its proposal, if it has one."""
         num_drafted, num_accepted = step.num_draft_tokens, step.num_accepted
@@ -107,7 +110,6 @@ class SpecDecodeStats:
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
         self.num_judged_tokens += num_accepted + (num_accepted < num_drafted)
-        self.num_gained_tokens += num_accepted + 1
         self.accepted_counts[num_accepted] += 1
         self.draft_lengths[num_drafted] += 1
         self.draft_tokens_by_model[draft_model] += num_drafted
@@ -133,7 +135,7 @@ class SpecDecodeStats:
             num_accepted_tokens=self.num_accepted_tokens,
             num_judged_tokens=self.num_judged_tokens,
             acceptance_histogram=tuple(self.accepted_counts[count] for count in range(longest + 1)),
-            mean_acceptance_length=self.num_gained_tokens / self.num_drafts if self.num_drafts else 0.0,
+            mean_acceptance_length=self.mean_acceptance_length,
             num_forced_tokens=self.num_forced_tokens,
             num_accepted_forced_tokens=self.num_accepted_forced_tokens,
         )

@@ -250,5 +250,5 @@ def _decode_attributes(facts: RequestFacts, notes: Notes) -> Given:
     }
     if spec_stats.num_draft_tokens:
         attributes[names.ACCEPTANCE_RATE] = spec_stats.num_accepted_tokens / spec_stats.num_draft_tokens
-        attributes[names.MEAN_ACCEPTANCE_LENGTH] = spec_stats.num_gained_tokens / spec_stats.num_drafts
+        attributes[names.MEAN_ACCEPTANCE_LENGTH] = spec_stats.mean_acceptance_length
     return attributes

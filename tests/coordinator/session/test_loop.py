@@ -393,7 +393,7 @@ def test_logprobs_nobody_asked_for_are_not_asked_for() -> None:
 def test_the_summary_adds_up() -> None:
     driven = generate(ToyTarget(ROWS, VOCAB_SIZE).core(), ToyDraft(OTHER_ROWS, VOCAB_SIZE).core(), plan_of(seed=1))
     spec_stats, summary = driven.loop.spec_stats, driven.loop.spec_stats.summary()
-    assert summary.num_steps - spec_stats.num_drafts + spec_stats.num_gained_tokens == 24
+    assert summary.num_steps + spec_stats.num_accepted_tokens == 24
     assert sum(summary.acceptance_histogram) == spec_stats.num_drafts
     assert sum(j * n for j, n in enumerate(summary.acceptance_histogram)) == summary.num_accepted_tokens
     assert sum(spec_stats.accepted_per_position()) == summary.num_accepted_tokens
