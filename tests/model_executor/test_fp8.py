@@ -85,7 +85,7 @@ def test_every_format_gives_the_logits_of_its_widened_weights(model: str, form: 
     torch.testing.assert_close(logits_of(folder, ids, chunks=(7, 8, 13)), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("form", "model"), zip(FORMATS, itertools.cycle(DENSE), strict=False))
+@pytest.mark.parametrize(("form", "model"), list(zip(FORMATS, itertools.cycle(DENSE), strict=False)))
 def test_greedy_tokens_of_200_prompts_are_those_of_the_widened_weights(form: str, model: str, tmp_path: Path) -> None:
     """Prompts of 1 to 8 tokens beside each other, then four steps of all; the reference of experts takes long."""
     architecture, config = MODELS[model]
