@@ -23,7 +23,7 @@ from outrider.transport.convert.chat import chat_to_proto
 from outrider.transport.server import serve_generation
 from outrider.transport.status import from_rpc_error
 from outrider.v1 import generation_pb2 as pb
-from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.requests.output_collector import OutputCollector
 from tests.support.scripted_generator import ScriptedGenerator
 from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
@@ -250,7 +250,7 @@ async def test_nothing_is_held_of_a_chat_that_its_template_hides(
     (folder / "chat_template.jinja").write_text("hidden")
     content, has_begun = hidden_chat(), asyncio.Event()
 
-    async def wait_for_output(state: RequestState) -> AsyncGenerator[Delta, None]:
+    async def wait_for_output(collector: OutputCollector) -> AsyncGenerator[Delta, None]:
         has_begun.set()
         await asyncio.Event().wait()
         yield Delta("", ())
@@ -259,7 +259,7 @@ async def test_nothing_is_held_of_a_chat_that_its_template_hides(
         stack = await cleanup.enter_async_context(run_stack(folder, wire=True))
         channel = await cleanup.enter_async_context(grpc.aio.insecure_channel(stack.addresses["coordinator"]))
         await answered(channel, 1)
-        monkeypatch.setattr(RequestState, "deltas", wait_for_output)
+        monkeypatch.setattr(OutputCollector, "deltas", wait_for_output)
         tracemalloc.start(1)
         cleanup.callback(tracemalloc.stop)
         multi: Any = channel.unary_stream(f"{SERVICE}/{method}")
