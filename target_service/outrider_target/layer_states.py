@@ -123,12 +123,9 @@ class StateHandover:
 
     def _put(self, writer: PlaneWriter, group: list[tuple[ScoreJob, int, torch.Tensor]]) -> None:
         """All rows for one draft, in one copy where they are of one width and the plane has that much room."""
-        if len({rows.shape[1] for _, _, rows in group}) > 1:
-            for each in group:
-                self._put(writer, [each])
-            return
-        tensors = [rows for _, _, rows in group]
-        references = writer.put(tensors[0] if len(tensors) == 1 else torch.cat(tensors), list(map(len, tensors)))
+        tensors, references = [rows for _, _, rows in group], None
+        if len({rows.shape[1] for rows in tensors}) == 1:
+            references = writer.put(tensors[0] if len(tensors) == 1 else torch.cat(tensors), list(map(len, tensors)))
         if references is None and len(group) > 1:
             middle = len(group) // 2
             self._put(writer, group[:middle])

@@ -53,7 +53,8 @@ class TargetPlanes:
     def writer(self, link_id: int, connection: int) -> PlaneWriter | None:
         """Writer of tensors for a connection's draft; None: inline."""
         offer = self._offers.get((link_id, connection)) if connection else None
-        return None if offer is None or self._writers is None else self._writers.writer(offer.offer_id)
+        writer = None if offer is None or self._writers is None else self._writers.writer(offer.offer_id)
+        return None if writer is None or writer.report.kind is PlaneKind.INLINE else writer
 
     def drop_link(self, link_id: int) -> None:
         """End the connections of a link; in a thread, since transfers under way are waited for."""

@@ -89,9 +89,8 @@ def load_fallback(
     from outrider.model_executor.models.fallback_progress import reporting_progress
 
     sizes = estimate_sizes(folder, config, dtype, communicator.shard.size)
-    stored = check_files(
-        folder, sizes, least_share=0.5
-    )  # of fewer that are missing the names are told when others are read
+    # Where fewer tensors are missing, their names are told when the others are read.
+    stored = check_files(folder, sizes, least_share=0.5)
     check_bytes_fit(sizes.weight_bytes, config, dtype, device)
     _log.warning(
         "%s: %s runs through transformers: expect %s of native speed", folder, config.architecture, FALLBACK_SPEED
