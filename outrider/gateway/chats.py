@@ -15,7 +15,7 @@ from outrider.gateway.protocol.grammars import GrammarField
 from outrider.gateway.responses.chat_messages import MessageForm
 from outrider.gateway.served_model import ServedModel
 from outrider.generation import TO_THE_END
-from outrider.tokenization.output_parsing import NO_PARSER, Answer, OutputFormat, choose_format
+from outrider.tokenization.output_parsing import NO_PARSER, AnswerGrammar, OutputFormat, choose_format
 
 _NO_FORM = (  # clients try again without tools after "tool calling is not supported"
     "cannot be auto: tool calling is not supported, since the chat template shows no form of calls that is known; "
@@ -82,13 +82,13 @@ def _output_grammar(model: ServedModel, asked: ChatCompletionRequest, form: Mess
     return grammar if found is None else GrammarField("tools" if answer is None else answer.field, "grammar", found)
 
 
-def _answer(grammar: GrammarField) -> Answer:
+def _answer(grammar: GrammarField) -> AnswerGrammar:
     """The grammar as that of an answer; ``InvalidRequestError`` for a value of a wrong type."""
     try:
         build_grammar({grammar.option: grammar.value})
     except InvalidRequestError as error:
         raise InvalidRequestError(grammar.field, error.problem) from error
-    return Answer(grammar.value, grammar.field, KINDS[grammar.option])
+    return AnswerGrammar(grammar.value, grammar.field, KINDS[grammar.option])
 
 
 def _message_form(

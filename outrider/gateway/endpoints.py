@@ -33,10 +33,10 @@ from outrider.gateway.protocol import (
 )
 from outrider.gateway.protocol.fields import GenerationFields
 from outrider.gateway.protocol.parsing import RequestT
-from outrider.gateway.responses.answers import Answer, encode_json, event_stream
-from outrider.gateway.responses.chats import ChatAnswer
-from outrider.gateway.responses.completions import CompletionAnswer
-from outrider.gateway.responses.response_objects import ResponseAnswer
+from outrider.gateway.responses.api_response import ApiResponse, encode_json, event_stream
+from outrider.gateway.responses.chats import ChatResponse
+from outrider.gateway.responses.completions import CompletionResponse
+from outrider.gateway.responses.response_objects import ResponseObject
 from outrider.gateway.served_model import ModelSource, ModelWatch, ServedModel
 from outrider.gateway.watching import TRACE
 from outrider.limits import RateLimit
@@ -103,7 +103,7 @@ class Endpoints:
         wanted_tokens = 1 if asked.is_echo_alone else asked.wanted_tokens
         wanted = self._wanted(wanted_tokens, asked.logprobs, asked.wanted_prompt_logprobs)
         choices = make_choices(asked, prompts, replace(wanted, grammar=asked.grammar), caller)
-        answer, streams = CompletionAnswer(asked, model, prompts, choices, caller.request_id), bool(asked.stream)
+        answer, streams = CompletionResponse(asked, model, prompts, choices, caller.request_id), bool(asked.stream)
         _keep_prompts(request, prompts)
         del asked  # its prompts are megabytes as texts, and its answer takes minutes
         return await self._answer(request, answer, choices, streams=streams)
@@ -114,7 +114,7 @@ class Endpoints:
         model = await self._watch.current()
         model.check_name(asked.model)
         chat = await self._plan_chat(request, model, asked, "chatcmpl-")
-        answer, streams = ChatAnswer(asked, model, chat), bool(asked.stream)
+        answer, streams = ChatResponse(asked, model, chat), bool(asked.stream)
         del asked  # a chat is megabytes, and its answer takes minutes
         return await self._answer(request, answer, chat.choices, streams=streams)
 
@@ -131,7 +131,7 @@ class Endpoints:
         except OutriderError as error:
             raise conversation.translated(error) from error
         conversation.messages.clear()
-        answer, streams = ResponseAnswer(asked, model, chat, conversation), bool(asked.stream)
+        answer, streams = ResponseObject(asked, model, chat, conversation), bool(asked.stream)
         del asked, as_chat
         return await self._answer(request, answer, chat.choices, streams=streams)
 
@@ -221,7 +221,7 @@ class Endpoints:
         return plan_chat(model, asked, prompt, caller, parsers=self._parsers, resume_timeout=timeout)
 
     async def _answer(
-        self, request: Request, answer: Answer, choices: Sequence[GenerationChoice], *, streams: bool
+        self, request: Request, answer: ApiResponse, choices: Sequence[GenerationChoice], *, streams: bool
     ) -> Response:
         try:
             if not streams:

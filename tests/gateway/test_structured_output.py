@@ -13,7 +13,7 @@ from outrider.errors import InvalidRequestError
 from outrider.gateway.protocol.tool_grammars import arguments_schema, calls_schema
 from outrider.structured_output import Outcome
 from outrider.tokenization import ModelText
-from outrider.tokenization.output_parsing import Answer, OutputFormat
+from outrider.tokenization.output_parsing import AnswerGrammar, OutputFormat
 from outrider.types import Grammar, GrammarKind
 from tests.client.conftest import Service
 from tests.gateway.conftest import FILES, Gateway
@@ -249,7 +249,7 @@ def test_paths_of_parameters_of_enforced_calls_are_those_of_the_request(name: st
     parameters = {"type": "object", "properties": {"a": {"type": "array", "contains": {}}}}
     tools = [{"function": {"name": "f", "parameters": parameters}}]
     schema = arguments_schema(tools, name) if name else calls_schema(tools, is_parallel=True)
-    text = OutputFormat(None, "qwen3").output_grammar((), lambda _: None, Answer(schema, "tool_choice"))
+    text = OutputFormat(None, "qwen3").output_grammar((), lambda _: None, AnswerGrammar(schema, "tool_choice"))
     assert text is not None
     for kind, grammar in (("json_schema", schema), ("lark", text)):
         with pytest.raises(InvalidRequestError, match=r" tools\[0\].function.parameters/properties/a/contains is not"):
@@ -258,7 +258,7 @@ def test_paths_of_parameters_of_enforced_calls_are_those_of_the_request(name: st
 
 def test_the_path_in_the_schema_of_an_answer_is_said_once() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "contains": {}}}}
-    text = OutputFormat(None, "qwen3").output_grammar((), lambda _: None, Answer(schema, "response_format"))
+    text = OutputFormat(None, "qwen3").output_grammar((), lambda _: None, AnswerGrammar(schema, "response_format"))
     assert text is not None
     with pytest.raises(InvalidRequestError, match=": /properties/a/contains is not supported"):
         matcher("lark", text)

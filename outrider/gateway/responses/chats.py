@@ -9,7 +9,7 @@ from outrider.errors import OutriderError
 from outrider.gateway.chats import ChatGeneration
 from outrider.gateway.generations import GenerationChoice
 from outrider.gateway.protocol.chat import ChatCompletionRequest
-from outrider.gateway.responses.answers import Answer, Json
+from outrider.gateway.responses.api_response import ApiResponse, Json
 from outrider.gateway.responses.chat_messages import MessageParser
 from outrider.gateway.responses.choice_state import ChoiceStates
 from outrider.gateway.responses.error_responses import in_words_of_chats
@@ -20,7 +20,7 @@ from outrider.generation import Delta, GenerationResult
 from outrider.types import FinishReason, TokenLogprob
 
 
-class ChatAnswer(Answer):
+class ChatResponse(ApiResponse):
     """The response to one request."""
 
     def __init__(self, request: ChatCompletionRequest, model: ServedModel, chat: ChatGeneration) -> None:

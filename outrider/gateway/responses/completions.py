@@ -9,7 +9,7 @@ from outrider.errors import OutriderError
 from outrider.gateway.generations import GenerationChoice
 from outrider.gateway.prompts import PreparedPrompt
 from outrider.gateway.protocol.completion import CompletionRequest
-from outrider.gateway.responses.answers import Answer, Json
+from outrider.gateway.responses.api_response import ApiResponse, Json
 from outrider.gateway.responses.choice_state import ChoiceStates
 from outrider.gateway.responses.error_responses import in_words_of_prompts
 from outrider.gateway.responses.logprobs import LogprobWriter
@@ -19,7 +19,7 @@ from outrider.generation import Delta, GenerationResult
 from outrider.types import TokenLogprob
 
 
-class CompletionAnswer(Answer):
+class CompletionResponse(ApiResponse):
     """The response to one request."""
 
     def __init__(

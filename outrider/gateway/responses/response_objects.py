@@ -10,7 +10,7 @@ from outrider.gateway.chats import ChatGeneration
 from outrider.gateway.generations import GenerationChoice
 from outrider.gateway.protocol.response_input import Conversation
 from outrider.gateway.protocol.responses import ResponsesRequest
-from outrider.gateway.responses.answers import Answer, Json, encode_json
+from outrider.gateway.responses.api_response import ApiResponse, Json, encode_json
 from outrider.gateway.responses.error_responses import error_body, in_words_of_chats
 from outrider.gateway.responses.logprobs import LogprobWriter
 from outrider.gateway.responses.response_items import OutputItems
@@ -25,7 +25,7 @@ _RETURNED = (
 """Fields of the request that the response has too."""
 
 
-class ResponseAnswer(Answer):
+class ResponseObject(ApiResponse):
     """The response to one request."""
 
     ending = b""

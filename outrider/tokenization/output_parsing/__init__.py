@@ -21,10 +21,10 @@ from outrider.tokenization.output_parsing.registry import (
     OutputFormat,
     choose_format,
 )
-from outrider.tokenization.output_parsing.strict_calls import Answer
+from outrider.tokenization.output_parsing.strict_calls import AnswerGrammar
 
 __all__ = [
-    "Answer",
+    "AnswerGrammar",
     "CallArguments",
     "CallListParser",
     "CallStart",

@@ -7,7 +7,14 @@ model chooses: an output either opens it or begins with the answer.
 from __future__ import annotations
 
 from outrider.tokenization.output_parsing.reasoning import THINK_CLOSE, THINK_OPEN
-from outrider.tokenization.output_parsing.strict_calls import ANSWER, HEAD, Answer, TokenId, marker_of, text_until
+from outrider.tokenization.output_parsing.strict_calls import (
+    ANSWER,
+    HEAD,
+    AnswerGrammar,
+    TokenId,
+    marker_of,
+    text_until,
+)
 
 _START = "\nstart: "
 """The first rule of this name: that of an answer is in its last rule."""
@@ -19,12 +26,12 @@ NAME: "analysis" | "commentary"
 """
 
 
-def answer_grammar(answer: Answer) -> str:
+def answer_grammar(answer: AnswerGrammar) -> str:
     """Grammar of an answer alone."""
     return f"{HEAD}start: {ANSWER}\n{answer.rule}"
 
 
-def channel_grammar(answer: Answer) -> str:
+def channel_grammar(answer: AnswerGrammar) -> str:
     """Grammar of an answer on the channel ``final``, after messages on others."""
     return f"{HEAD}{_CHANNELS}{answer.rule}"
 

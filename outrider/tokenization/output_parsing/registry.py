@@ -19,7 +19,7 @@ from outrider.tokenization.output_parsing.reasoned_answers import answer_grammar
 from outrider.tokenization.output_parsing.reasoning import THINK_CLOSE, THINK_OPEN, ContentParser, ThinkParser
 from outrider.tokenization.output_parsing.schema_types import parameters_of
 from outrider.tokenization.output_parsing.strict_calls import (
-    Answer,
+    AnswerGrammar,
     TokenId,
     enforced_channel_call,
     strict_calls_grammar,
@@ -114,7 +114,7 @@ class OutputFormat:
         return enforced_channel_call(tools, name) if self.has_channels else None
 
     def output_grammar(
-        self, tools: object, token_id: TokenId, answer: Answer | None = None, prompt_end: str = ""
+        self, tools: object, token_id: TokenId, answer: AnswerGrammar | None = None, prompt_end: str = ""
     ) -> str | None:
         """A grammar under which calls match the schemas of tools that are ``strict``, and an output without calls the
         ``answer``; None if there is neither, or if no form of calls is known. Reasoning may come first, if this is a

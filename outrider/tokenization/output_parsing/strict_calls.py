@@ -35,7 +35,7 @@ TokenId = Callable[[str], int | None]
 """Id of an added token, by its text."""
 HEAD = "%llguidance {}\nTEXT: /(.|\\n)*/\n"
 ANSWER = "answer"
-"""Name of the rule of an ``Answer``."""
+"""Name of the rule of an ``AnswerGrammar``."""
 _ANY_OBJECT: dict[str, Json] = {"type": "object"}
 _DEFINITIONS = ("$defs", "definitions")
 _LINE = "\n"
@@ -52,7 +52,7 @@ _OF_TEXTS = ("type", "title", "description", "default", "examples", "anyOf", "on
 
 
 def strict_calls_grammar(
-    parser: str | None, tools: Sequence[Mapping[str, Json]], token_id: TokenId, answer: Answer | None = None
+    parser: str | None, tools: Sequence[Mapping[str, Json]], token_id: TokenId, answer: AnswerGrammar | None = None
 ) -> str | None:
     """The grammar for tools of which at least one is ``strict``, or beside an ``answer`` with a grammar; None if there
     is neither, if no form is known, or if calls begin as an answer does.
@@ -81,7 +81,7 @@ def enforced_channel_call(tools: Sequence[Mapping[str, Json]], name: str) -> str
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerGrammar:
     """Grammar that an output without calls matches."""
 
     value: Json

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from outrider.errors import InvalidRequestError
 from outrider.structured_output import GrammarCompiler, Matcher, Outcome
 from outrider.tokenization import TextTokenizer
-from outrider.tokenization.output_parsing import Answer, CallArguments, CallStart, OutputFormat
+from outrider.tokenization.output_parsing import AnswerGrammar, CallArguments, CallStart, OutputFormat
 from outrider.types import Grammar, GrammarKind
 from tests.structured_output.vocabularies import EOS, FILE, VOCAB_SIZE
 
@@ -191,7 +191,7 @@ def test_a_keyword_that_is_not_supported_is_named_by_its_path(form: str, part: A
 
 @pytest.mark.parametrize(("form", "call"), [(form, call) for form, call in CALLS if form != "llama3_json"])
 def test_an_output_is_calls_or_an_answer_that_matches_a_schema(form: str, call: str) -> None:
-    answer = Answer(
+    answer = AnswerGrammar(
         {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}, "response_format"
     )
     text = OutputFormat(form).output_grammar([tool("get_weather", WEATHER, strict=False)], special_token_id, answer)
@@ -285,7 +285,7 @@ def test_properties_that_are_not_required_may_be_left_out(
 
 
 def test_tools_that_are_not_strict_and_unknown_forms_have_none() -> None:
-    assert OutputFormat("llama3_json").output_grammar(TOOLS, special_token_id, Answer({}, "any")) is None
+    assert OutputFormat("llama3_json").output_grammar(TOOLS, special_token_id, AnswerGrammar({}, "any")) is None
     assert grammar("none", TOOLS) is None
     assert grammar("hermes", [tool("get_weather", WEATHER, strict=False)]) is None
 
@@ -360,7 +360,7 @@ def test_schemas_that_cannot_be_kept_to_are_named(form: str, parameters: Any, pr
     assert caught.value.field == "tools[1].function.parameters"
 
 
-ANSWER = Answer({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, "any")
+ANSWER = AnswerGrammar({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, "any")
 CHANNELS = "<|channel|>analysis<|message|>It is 2.<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
@@ -384,12 +384,12 @@ def test_an_answer_may_come_after_reasoning_that_the_model_begins(
 
 
 OF_KINDS = (
-    (Answer('{"type": "integer"}', "any"), "12", "1.2"),
-    (Answer(r"\d{2}/[a-z]\s\"?", "any", GrammarKind.REGEX), "12/a ", "12a "),
-    (Answer(" b|\\nb", "any", GrammarKind.REGEX), " b", "b"),
-    (Answer(["yes\n}", 'n"o'], "any", GrammarKind.CHOICE), "yes\n}", "no"),
-    (Answer('start: rest "}"\nrest: TEXT\nTEXT: /[a-c{]+/ // }', "any", GrammarKind.LARK), "a{b}", "x}"),
-    (Answer('root ::= "a" b\nb ::= [0-9]+', "any", GrammarKind.LARK), "a12", "a"),
+    (AnswerGrammar('{"type": "integer"}', "any"), "12", "1.2"),
+    (AnswerGrammar(r"\d{2}/[a-z]\s\"?", "any", GrammarKind.REGEX), "12/a ", "12a "),
+    (AnswerGrammar(" b|\\nb", "any", GrammarKind.REGEX), " b", "b"),
+    (AnswerGrammar(["yes\n}", 'n"o'], "any", GrammarKind.CHOICE), "yes\n}", "no"),
+    (AnswerGrammar('start: rest "}"\nrest: TEXT\nTEXT: /[a-c{]+/ // }', "any", GrammarKind.LARK), "a{b}", "x}"),
+    (AnswerGrammar('root ::= "a" b\nb ::= [0-9]+', "any", GrammarKind.LARK), "a12", "a"),
 )
 WEATHER_CALLS = {
     "qwen3": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>',
@@ -407,7 +407,7 @@ WEATHER_CALLS = {
     ),
 )
 def test_an_answer_of_any_kind_may_come_after_reasoning(
-    parser: str, calls: str, begins: tuple[str, ...], tools: Any, answer: Answer, right: str, wrong: str
+    parser: str, calls: str, begins: tuple[str, ...], tools: Any, answer: AnswerGrammar, right: str, wrong: str
 ) -> None:
     text = OutputFormat(calls, parser).output_grammar(list(tools), special_token_id, answer, "assistant\n")
     for begin in begins:
@@ -430,7 +430,7 @@ def test_an_answer_of_any_kind_may_come_after_reasoning(
 )
 def test_what_is_wrong_with_an_answer_of_any_kind_is_said(kind: GrammarKind, value: Any, problem: str) -> None:
     with pytest.raises(InvalidRequestError, match=problem):
-        text = OutputFormat(None, "qwen3").output_grammar([], special_token_id, Answer(value, "any", kind), "")
+        text = OutputFormat(None, "qwen3").output_grammar([], special_token_id, AnswerGrammar(value, "any", kind), "")
         COMPILER.compile(Grammar(GrammarKind.LARK, text or ""), (EOS,))
 
 
@@ -489,7 +489,7 @@ THOUGHT = "<think>\nIs it <b> or {2}?</think>\n\n"
     ),
     ids=("answer", "free text"),
 )
-def test_tags_may_be_added_tokens(is_special: bool, answer: Answer | None, outputs: dict[str, bool]) -> None:
+def test_tags_may_be_added_tokens(is_special: bool, answer: AnswerGrammar | None, outputs: dict[str, bool]) -> None:
     """Engines match no text with an added token such as ``<think>``, which models write where they have it."""
     made = Tokenizer.from_str(FILE.read_text())
     made.add_tokens([AddedToken(tag, special=is_special, normalized=False) for tag in ADDED])

@@ -23,7 +23,7 @@ _encode_ascii = json.JSONEncoder(separators=(",", ":")).encode
 Json = dict[str, Any]
 
 
-class Answer(ABC):
+class ApiResponse(ABC):
     """A response in progress."""
 
     ending = b"data: [DONE]\n\n"
@@ -55,7 +55,7 @@ class Answer(ABC):
 
 
 async def event_stream(
-    answer: Answer,
+    answer: ApiResponse,
     deltas: AsyncGenerator[tuple[GenerationChoice, Delta], None],
     first: tuple[GenerationChoice, Delta] | None,
 ) -> AsyncIterator[bytes]:
