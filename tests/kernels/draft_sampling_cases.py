@@ -17,7 +17,7 @@ from outrider.kernels.draft_advance import kernel as advance_kernel
 from outrider.kernels.draft_advance import reference as advance_reference
 from outrider.kernels.draft_sampling import DraftSink, kernel
 from outrider.kernels.draft_sampling.kernel import TritonSampler
-from outrider.kernels.draft_sampling.layout import ALWAYS, NUM_FIELDS, Column, Field, Method, RowParameters
+from outrider.kernels.draft_sampling.layout import ALWAYS, NUM_FIELDS, DrawColumn, Field, Method, RowParameters
 from outrider.kernels.draft_sampling.reference import ReferenceSampler
 from outrider.randomness.philox_torch import StreamRows
 from outrider.randomness.streams import Stream
@@ -147,8 +147,8 @@ def test_the_next_step_of_rows_is_the_references() -> None:
     for name in LoopState.__slots__:
         torch.testing.assert_close(getattr(found, name), getattr(truth, name), atol=0, rtol=0)
     after = found.parameters[0].tolist()
-    assert after[Column.METHOD] == Method.SPARSE and after[Column.STREAM] == Stream.PROPOSAL
-    assert after[Column.BASE] == 12 and not after[Column.NEXT_BASE]
+    assert after[DrawColumn.METHOD] == Method.SPARSE and after[DrawColumn.STREAM] == Stream.PROPOSAL
+    assert after[DrawColumn.BASE] == 12 and not after[DrawColumn.NEXT_BASE]
 
 
 CUTS: list[dict[str, Any]] = [

@@ -17,7 +17,7 @@ import pytest
 import torch
 from scipy import stats
 
-from outrider.kernels.draft_sampling.layout import NUM_FIELDS, Column, DraftSink, Field
+from outrider.kernels.draft_sampling.layout import NUM_FIELDS, DraftSink, DrawColumn, Field
 from outrider.kernels.draft_sampling.reference import ReferenceSampler
 from outrider.model_executor.draft_loop import DraftMetadata
 from outrider.ports import Open
@@ -88,7 +88,7 @@ def in_a_loop(logits: torch.Tensor, rows: list[LogitRow], mass: float) -> list[D
         metadata = DraftMetadata.of(row.open, VOCAB)
         words = metadata.words.tolist()
         base = row.base if metadata.keys_base else 0
-        words[Column.BASE], words[Column.POSITION], words[Column.LENGTH] = base, row.length, 1
+        words[DrawColumn.BASE], words[DrawColumn.POSITION], words[DrawColumn.LENGTH] = base, row.length, 1
         parameters.append(words)
     count = len(rows)
     shapes = ((1,), (count,), (1, count, NUM_FIELDS), (1, count, 2, VOCAB))

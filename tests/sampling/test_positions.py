@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.kernels.scoring import Column, RowFlags
+from outrider.kernels.scoring import RowFlags, ScoringColumn
 from outrider.sampling import ScoreRequest
 from outrider.sampling.scoring.positions import lay_out
 from outrider.sampling.scoring.session_rows import SessionRows
@@ -30,10 +30,10 @@ DRAWS, OUTSIDE, CUTS = RowFlags.DRAWS, RowFlags.DRAWS | RowFlags.EXCLUDES, RowFl
 def test_each_position_is_a_row_of_its_session() -> None:
     layout = lay_out(REQUESTS, STARTS, range(5), VOCAB_SIZE)
     columns = layout.rows.words.T.tolist()
-    assert columns[Column.INDEX] == list(range(11))
-    assert columns[Column.BASE] == [10, 10, 10, 20, 30, 30, 30, 40, 40, 50, 50]
-    assert columns[Column.POSITION] == [10, 11, 12, 20, 30, 31, 32, 40, 41, 50, 51]
-    assert columns[Column.LIMIT] == [50, 50, 50, 40, *[50] * 7]
+    assert columns[ScoringColumn.INDEX] == list(range(11))
+    assert columns[ScoringColumn.BASE] == [10, 10, 10, 20, 30, 30, 30, 40, 40, 50, 50]
+    assert columns[ScoringColumn.POSITION] == [10, 11, 12, 20, 30, 31, 32, 40, 41, 50, 51]
+    assert columns[ScoringColumn.LIMIT] == [50, 50, 50, 40, *[50] * 7]
     flags = [
         OUTSIDE,
         OUTSIDE,
@@ -47,13 +47,13 @@ def test_each_position_is_a_row_of_its_session() -> None:
         DRAWS,
         DRAWS,
     ]
-    assert columns[Column.FLAGS] == [int(flag) for flag in flags]
-    assert columns[Column.TOP_K] == [0, 0, 0, 5, 0, 0, 0, 3, 3, 0, 0]
+    assert columns[ScoringColumn.FLAGS] == [int(flag) for flag in flags]
+    assert columns[ScoringColumn.TOP_K] == [0, 0, 0, 5, 0, 0, 0, 3, 3, 0, 0]
 
 
 def test_supports_lie_one_after_the_other() -> None:
     layout = lay_out(REQUESTS, STARTS, range(5), VOCAB_SIZE)
-    starts, stops = layout.rows.words.T[[Column.SUPPORT_START, Column.SUPPORT_STOP]].tolist()
+    starts, stops = layout.rows.words.T[[ScoringColumn.SUPPORT_START, ScoringColumn.SUPPORT_STOP]].tolist()
     assert stops == [2, 3, 3, 3, 4, 5, 5, 5, 5, 5, 5]
     assert starts == [0, *stops[:-1]]
     assert layout.rows.support_ids.tolist() == [3, 8, 4, 7, 6]
@@ -62,7 +62,7 @@ def test_supports_lie_one_after_the_other() -> None:
 
 def test_some_sessions_are_laid_out_as_if_they_were_alone() -> None:
     layout = lay_out(REQUESTS, STARTS, [1, 3], VOCAB_SIZE)
-    assert layout.rows.words[:, Column.INDEX].tolist() == [3, 7, 8]
+    assert layout.rows.words[:, ScoringColumn.INDEX].tolist() == [3, 7, 8]
     assert layout.spans == [(1, 0, 1, 0), (3, 1, 3, 0)]
     assert [span[0] for span in lay_out(REQUESTS[1:2], [0], [0], VOCAB_SIZE, places=[8]).spans] == [8]
 
@@ -96,10 +96,10 @@ def test_rows_from_arrays_are_those_of_single_requests(*, is_sparse: bool) -> No
 
 def test_numbers_of_64_bits_and_fractions_keep_their_bits() -> None:
     words = np.ascontiguousarray(lay_out(REQUESTS, STARTS, range(5), VOCAB_SIZE).rows.words)
-    assert words[0, Column.KEY_LOW : Column.KEY_HIGH + 1].view(np.uint64) == 2**64 - 2
-    assert words[3, Column.TOP_P_LOW :].view(np.float64) == 0.9
-    assert words[3, Column.MIN_P : Column.MIN_P + 1].view(np.float32) == np.float32(0.1)
-    scales = words[:, Column.SCALE].copy().view(np.float32)
+    assert words[0, ScoringColumn.KEY_LOW : ScoringColumn.KEY_HIGH + 1].view(np.uint64) == 2**64 - 2
+    assert words[3, ScoringColumn.TOP_P_LOW :].view(np.float64) == 0.9
+    assert words[3, ScoringColumn.MIN_P : ScoringColumn.MIN_P + 1].view(np.float32) == np.float32(0.1)
+    scales = words[:, ScoringColumn.SCALE].copy().view(np.float32)
     assert scales[0] == pytest.approx(2 * np.log2(np.e))
     assert scales[7] == pytest.approx(np.log2(np.e))  # greedy
 

@@ -11,19 +11,19 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider.kernels.draft_sampling.layout import NUM_COLUMNS, Column, Method
+from outrider.kernels.draft_sampling.layout import NUM_COLUMNS, DrawColumn, Method
 from outrider.kernels.launching import launch_options
 from outrider.randomness.streams import Stream
 
 if TYPE_CHECKING:
     from outrider.kernels.draft_advance.reference import LoopState
 
-_POSITION = tl.constexpr(int(Column.POSITION))
-_LENGTH = tl.constexpr(int(Column.LENGTH))
-_METHOD = tl.constexpr(int(Column.METHOD))
-_STREAM = tl.constexpr(int(Column.STREAM))
-_BASE = tl.constexpr(int(Column.BASE))
-_NEXT_BASE = tl.constexpr(int(Column.NEXT_BASE))
+_POSITION = tl.constexpr(int(DrawColumn.POSITION))
+_LENGTH = tl.constexpr(int(DrawColumn.LENGTH))
+_METHOD = tl.constexpr(int(DrawColumn.METHOD))
+_STREAM = tl.constexpr(int(DrawColumn.STREAM))
+_BASE = tl.constexpr(int(DrawColumn.BASE))
+_NEXT_BASE = tl.constexpr(int(DrawColumn.NEXT_BASE))
 _SPARSE = tl.constexpr(int(Method.SPARSE))
 _PROPOSAL = tl.constexpr(int(Stream.PROPOSAL))
 _COLUMNS = tl.constexpr(int(NUM_COLUMNS))

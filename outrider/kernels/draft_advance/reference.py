@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.kernels.draft_sampling.layout import Column, Method
+from outrider.kernels.draft_sampling.layout import DrawColumn, Method
 from outrider.randomness.streams import Stream
 
 
@@ -25,21 +25,21 @@ class LoopState:
 
 def advance(state: LoopState, page_size: int) -> None:
     """See the contract."""
-    left, position = state.parameters[:, Column.LENGTH], state.context_lengths.clone()
+    left, position = state.parameters[:, DrawColumn.LENGTH], state.context_lengths.clone()
     goes_on = left > 1
     place = torch.where(goes_on, state.page_starts[:-1] + position // page_size, 0)
     slot = state.pages[place.long()] * page_size + position % page_size if len(state.pages) else position
     state.positions.copy_(torch.where(goes_on, position, state.positions))
     state.slots.copy_(torch.where(goes_on, slot, -1))
     state.context_lengths.copy_(torch.where(goes_on, position + 1, state.context_lengths))
-    state.parameters[:, Column.POSITION] += goes_on.to(torch.int32)
-    state.parameters[:, Column.LENGTH] -= 1
-    guessed = state.parameters[:, Column.NEXT_BASE] > 0
-    after = {Column.METHOD: int(Method.SPARSE), Column.STREAM: int(Stream.PROPOSAL)}
+    state.parameters[:, DrawColumn.POSITION] += goes_on.to(torch.int32)
+    state.parameters[:, DrawColumn.LENGTH] -= 1
+    guessed = state.parameters[:, DrawColumn.NEXT_BASE] > 0
+    after = {DrawColumn.METHOD: int(Method.SPARSE), DrawColumn.STREAM: int(Stream.PROPOSAL)}
     for column, value in after.items():
         state.parameters[:, column] = torch.where(guessed, value, state.parameters[:, column])
-    state.parameters[:, Column.BASE] = torch.where(
-        guessed, state.parameters[:, Column.NEXT_BASE], state.parameters[:, Column.BASE]
+    state.parameters[:, DrawColumn.BASE] = torch.where(
+        guessed, state.parameters[:, DrawColumn.NEXT_BASE], state.parameters[:, DrawColumn.BASE]
     )
-    state.parameters[:, Column.NEXT_BASE] = 0
+    state.parameters[:, DrawColumn.NEXT_BASE] = 0
     state.step.add_(1)

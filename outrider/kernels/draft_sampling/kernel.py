@@ -20,26 +20,26 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider.kernels.draft_sampling.layout import NUM_COLUMNS, NUM_FIELDS, Column, DraftSink, Method
+from outrider.kernels.draft_sampling.layout import NUM_COLUMNS, NUM_FIELDS, DraftSink, DrawColumn, Method
 from outrider.kernels.launching import launch_options
 from outrider.randomness.philox_triton import gumbel_of_bits, philox_lanes
 from outrider.randomness.streams import GROUP_SIZE, LANES, Stream
 
-_METHOD = tl.constexpr(int(Column.METHOD))
-_TEMPERATURE = tl.constexpr(int(Column.TEMPERATURE))
-_SEED_LOW = tl.constexpr(int(Column.SEED_LOW))
-_SEED_HIGH = tl.constexpr(int(Column.SEED_HIGH))
-_STREAM = tl.constexpr(int(Column.STREAM))
-_BASE = tl.constexpr(int(Column.BASE))
-_POSITION = tl.constexpr(int(Column.POSITION))
-_LENGTH = tl.constexpr(int(Column.LENGTH))
-_NUM_IDS = tl.constexpr(int(Column.NUM_IDS))
-_MIN_P = tl.constexpr(int(Column.MIN_P))
-_TOP_K = tl.constexpr(int(Column.TOP_K))
-_TOP_P = tl.constexpr(int(Column.TOP_P))
-_NUM_BANNED = tl.constexpr(int(Column.NUM_BANNED))
-_BANNED = tl.constexpr(int(Column.BANNED))
-_UNTIL = tl.constexpr(int(Column.UNTIL))
+_METHOD = tl.constexpr(int(DrawColumn.METHOD))
+_TEMPERATURE = tl.constexpr(int(DrawColumn.TEMPERATURE))
+_SEED_LOW = tl.constexpr(int(DrawColumn.SEED_LOW))
+_SEED_HIGH = tl.constexpr(int(DrawColumn.SEED_HIGH))
+_STREAM = tl.constexpr(int(DrawColumn.STREAM))
+_BASE = tl.constexpr(int(DrawColumn.BASE))
+_POSITION = tl.constexpr(int(DrawColumn.POSITION))
+_LENGTH = tl.constexpr(int(DrawColumn.LENGTH))
+_NUM_IDS = tl.constexpr(int(DrawColumn.NUM_IDS))
+_MIN_P = tl.constexpr(int(DrawColumn.MIN_P))
+_TOP_K = tl.constexpr(int(DrawColumn.TOP_K))
+_TOP_P = tl.constexpr(int(DrawColumn.TOP_P))
+_NUM_BANNED = tl.constexpr(int(DrawColumn.NUM_BANNED))
+_BANNED = tl.constexpr(int(DrawColumn.BANNED))
+_UNTIL = tl.constexpr(int(DrawColumn.UNTIL))
 _NONE = tl.constexpr(int(Method.NONE))
 _COUPLED = tl.constexpr(int(Method.COUPLED))
 _SPARSE = tl.constexpr(int(Method.SPARSE))

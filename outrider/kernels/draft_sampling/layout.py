@@ -34,7 +34,7 @@ class Method(enum.IntEnum):
     """A guess of what a target draws that shares this row's seed and base: its draw in two stages, uncut."""
 
 
-class Column(enum.IntEnum):
+class DrawColumn(enum.IntEnum):
     """Index of each parameter of a row."""
 
     METHOD = 0
@@ -66,7 +66,7 @@ class Column(enum.IntEnum):
     as the next."""
 
 
-NUM_COLUMNS = Column.NEXT_BASE + 1
+NUM_COLUMNS = DrawColumn.NEXT_BASE + 1
 
 
 class Field(enum.IntEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from outrider.kernels.draft_sampling.layout import MAX_BANNED, Column, DraftSink, Method
+from outrider.kernels.draft_sampling.layout import MAX_BANNED, DraftSink, DrawColumn, Method
 from outrider.kernels.ordering import largest
 from outrider.randomness.philox_torch import StreamRows
 from outrider.randomness.streams import MASK, Stream
@@ -25,7 +25,7 @@ class ReferenceSampler:
         """Draw one step from ``logits`` [B, V] by ``parameters`` [B, NUM_COLUMNS] int32."""
         step = int(sink.step)
         for row, numbers in enumerate(parameters.tolist()):
-            if numbers[Column.METHOD] == Method.NONE or numbers[Column.LENGTH] <= 0:
+            if numbers[DrawColumn.METHOD] == Method.NONE or numbers[DrawColumn.LENGTH] <= 0:
                 sink.next_ids[row] = 0
                 continue
             written = sink.records[step, row], sink.supports[step, row]
@@ -46,14 +46,14 @@ class ReferenceSampler:
         if not (is_finite and bool(best.isfinite())):
             return 0
         noise = _noise(numbers, logits.device)
-        if numbers[Column.METHOD] == Method.COUPLED:
+        if numbers[DrawColumn.METHOD] == Method.COUPLED:
             token = gumbel_argmax(processed, noise)
-        elif numbers[Column.METHOD] == Method.GROUPED:
+        elif numbers[DrawColumn.METHOD] == Method.GROUPED:
             token = grouped_argmax(processed, noise, _noise(numbers, logits.device, Stream.OUTSIDE_GROUP))
-        elif numbers[Column.METHOD] == Method.CUT_COUPLED:
+        elif numbers[DrawColumn.METHOD] == Method.CUT_COUPLED:
             probs, ids, _ = choose_support(self._cut(processed, numbers), 1.0, self._limit)
             token = gumbel_argmax_among(probs.log(), ids, noise, logits.shape[-1])
-        elif numbers[Column.METHOD] == Method.SPARSE:
+        elif numbers[DrawColumn.METHOD] == Method.SPARSE:
             probs, ids, (width,) = choose_support(self._cut(processed, numbers), self._mass, self._limit)
             token = gumbel_argmax_among(probs.log(), ids, noise, logits.shape[-1])
             support[0, :width] = ids[0, :width].to(torch.int32)
@@ -66,7 +66,7 @@ class ReferenceSampler:
         """The probabilities that min-p, top-k and top-p leave, scaled to 1."""
         probs = processed.softmax(-1)
         ordered, ids = largest(probs, min(self._limit, probs.shape[-1]))
-        top_k, (min_p, top_p) = numbers[Column.TOP_K], _floats(numbers[Column.MIN_P], numbers[Column.TOP_P])
+        top_k, (min_p, top_p) = numbers[DrawColumn.TOP_K], _floats(numbers[DrawColumn.MIN_P], numbers[DrawColumn.TOP_P])
         kept = ordered >= min_p * ordered[:, :1]
         if 0 < top_k <= ordered.shape[-1]:
             kept &= ordered >= ordered[:, top_k - 1 : top_k]
@@ -90,24 +90,24 @@ def _sum_of(sums: torch.Tensor, kept: torch.Tensor) -> float:  # [1, S] each
 
 
 def _process(logits: torch.Tensor, numbers: list[int]) -> torch.Tensor:
-    temperature = torch.tensor(numbers[Column.TEMPERATURE], dtype=torch.int32).view(torch.float32)
+    temperature = torch.tensor(numbers[DrawColumn.TEMPERATURE], dtype=torch.int32).view(torch.float32)
     processed = logits / temperature.to(logits.device)
-    processed[:, numbers[Column.NUM_IDS] :] = _MASKED
+    processed[:, numbers[DrawColumn.NUM_IDS] :] = _MASKED
     banned = zip(
-        numbers[Column.BANNED : Column.BANNED + MAX_BANNED],
-        numbers[Column.UNTIL : Column.UNTIL + MAX_BANNED],
+        numbers[DrawColumn.BANNED : DrawColumn.BANNED + MAX_BANNED],
+        numbers[DrawColumn.UNTIL : DrawColumn.UNTIL + MAX_BANNED],
         strict=True,
     )
-    for token_id, until in list(banned)[: numbers[Column.NUM_BANNED]]:
-        if numbers[Column.POSITION] < until:
+    for token_id, until in list(banned)[: numbers[DrawColumn.NUM_BANNED]]:
+        if numbers[DrawColumn.POSITION] < until:
             processed[:, token_id] = _MASKED
     return processed
 
 
 def _noise(numbers: list[int], device: torch.device, stream: Stream | None = None) -> StreamRows:
-    seed = (numbers[Column.SEED_LOW] & MASK) | ((numbers[Column.SEED_HIGH] & MASK) << 32)
-    bases, positions = [numbers[Column.BASE]], [numbers[Column.POSITION]]
-    return StreamRows.of([seed], stream or Stream(numbers[Column.STREAM]), bases, positions, device)
+    seed = (numbers[DrawColumn.SEED_LOW] & MASK) | ((numbers[DrawColumn.SEED_HIGH] & MASK) << 32)
+    bases, positions = [numbers[DrawColumn.BASE]], [numbers[DrawColumn.POSITION]]
+    return StreamRows.of([seed], stream or Stream(numbers[DrawColumn.STREAM]), bases, positions, device)
 
 
 def _bits(value: torch.Tensor) -> int:  # [1] float32

@@ -29,12 +29,12 @@ from torch import Tensor
 
 from outrider.kernels.scoring.rows import (
     NO_IDS,
-    Column,
     Findings,
     Found,
     Launch,
     RowFlags,
     Rows,
+    ScoringColumn,
     Words,
     ask,
     every_kind,
@@ -43,7 +43,7 @@ from outrider.kernels.scoring.rows import (
 
 __all__ = [
     "NO_IDS",
-    "Column",
+    "ScoringColumn",
     "Findings",
     "Found",
     "Launch",

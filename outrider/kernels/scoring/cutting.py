@@ -52,14 +52,14 @@ from outrider.kernels.scoring.drawing import (
     token_gumbel,
 )
 from outrider.kernels.scoring.partials import FIELDS, load_partials, shrinks
-from outrider.kernels.scoring.rows import Column, Found, RowFlags
+from outrider.kernels.scoring.rows import Found, RowFlags, ScoringColumn
 from outrider.randomness.streams import Stream
 
-_FLAGS = tl.constexpr(int(Column.FLAGS))
-_MIN_P = tl.constexpr(int(Column.MIN_P))
-_TOP_K = tl.constexpr(int(Column.TOP_K))
-_TOP_P_LOW = tl.constexpr(int(Column.TOP_P_LOW))
-_TOP_P_HIGH = tl.constexpr(int(Column.TOP_P_HIGH))
+_FLAGS = tl.constexpr(int(ScoringColumn.FLAGS))
+_MIN_P = tl.constexpr(int(ScoringColumn.MIN_P))
+_TOP_K = tl.constexpr(int(ScoringColumn.TOP_K))
+_TOP_P_LOW = tl.constexpr(int(ScoringColumn.TOP_P_LOW))
+_TOP_P_HIGH = tl.constexpr(int(ScoringColumn.TOP_P_HIGH))
 _COUPLED = tl.constexpr(int(RowFlags.COUPLED))
 _DRAWS = tl.constexpr(int(RowFlags.DRAWS))
 _EXCLUDES = tl.constexpr(int(RowFlags.EXCLUDES))

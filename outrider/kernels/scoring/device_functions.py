@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.kernels.scoring.rows import Column
+from outrider.kernels.scoring.rows import ScoringColumn
 from outrider.randomness.streams import GROUP_SIZE, KEY_STEPS, LARGEST_UNIT, MULTIPLIERS, ROUNDS, UNIT
 
 RUN_SIZE = 8
@@ -25,7 +25,7 @@ GROUP_BITS = tl.constexpr(GROUP_SIZE.bit_length() - 1)
 RUN_BITS = tl.constexpr(RUN_SIZE.bit_length() - 1)
 """Shifts, where a division would first look at the sign."""
 RUNS_PER_GROUP = tl.constexpr(GROUP_SIZE // RUN_SIZE)
-NUM_COLUMNS = tl.constexpr(len(Column))
+NUM_COLUMNS = tl.constexpr(len(ScoringColumn))
 NOTHING = tl.constexpr(2**31 - 1)
 """Value above every id."""
 UNWANTED = tl.constexpr(-1e30)
@@ -35,15 +35,15 @@ _FLOOR = tl.constexpr(-1e29)
 weight.
 """
 
-_INDEX = tl.constexpr(int(Column.INDEX))
-_LIMIT = tl.constexpr(int(Column.LIMIT))
-_START = tl.constexpr(int(Column.SUPPORT_START))
-_STOP = tl.constexpr(int(Column.SUPPORT_STOP))
-_KEY_LOW = tl.constexpr(int(Column.KEY_LOW))
-_KEY_HIGH = tl.constexpr(int(Column.KEY_HIGH))
-_POSITION = tl.constexpr(int(Column.POSITION))
-_BASE = tl.constexpr(int(Column.BASE))
-_SCALE = tl.constexpr(int(Column.SCALE))
+_INDEX = tl.constexpr(int(ScoringColumn.INDEX))
+_LIMIT = tl.constexpr(int(ScoringColumn.LIMIT))
+_START = tl.constexpr(int(ScoringColumn.SUPPORT_START))
+_STOP = tl.constexpr(int(ScoringColumn.SUPPORT_STOP))
+_KEY_LOW = tl.constexpr(int(ScoringColumn.KEY_LOW))
+_KEY_HIGH = tl.constexpr(int(ScoringColumn.KEY_HIGH))
+_POSITION = tl.constexpr(int(ScoringColumn.POSITION))
+_BASE = tl.constexpr(int(ScoringColumn.BASE))
+_SCALE = tl.constexpr(int(ScoringColumn.SCALE))
 _UNIT = tl.constexpr(UNIT)
 _LARGEST_UNIT = tl.constexpr(LARGEST_UNIT)
 _ROUNDS = tl.constexpr(ROUNDS)

@@ -41,10 +41,10 @@ from outrider.kernels.scoring.pairs import (
     wanted_pairs,
 )
 from outrider.kernels.scoring.partials import FIELDS, store_partials
-from outrider.kernels.scoring.rows import Column, RowFlags
+from outrider.kernels.scoring.rows import RowFlags, ScoringColumn
 from outrider.randomness.streams import Stream
 
-_FLAGS = tl.constexpr(int(Column.FLAGS))
+_FLAGS = tl.constexpr(int(ScoringColumn.FLAGS))
 _COUPLED = tl.constexpr(int(RowFlags.COUPLED))
 _DRAWS = tl.constexpr(int(RowFlags.DRAWS))
 _EXCLUDES = tl.constexpr(int(RowFlags.EXCLUDES))

@@ -42,10 +42,10 @@ from outrider.kernels.scoring.drawing import (
     token_gumbel,
 )
 from outrider.kernels.scoring.partials import FIELDS, load_partials, shrinks
-from outrider.kernels.scoring.rows import Column, Found, RowFlags
+from outrider.kernels.scoring.rows import Found, RowFlags, ScoringColumn
 from outrider.randomness.streams import Stream
 
-_FLAGS = tl.constexpr(int(Column.FLAGS))
+_FLAGS = tl.constexpr(int(ScoringColumn.FLAGS))
 _COUPLED = tl.constexpr(int(RowFlags.COUPLED))
 _DRAWS = tl.constexpr(int(RowFlags.DRAWS))
 _EXCLUDES = tl.constexpr(int(RowFlags.EXCLUDES))

@@ -44,7 +44,7 @@ class RowFlags(enum.IntFlag):
     """Row of which only what min-p, top-k and top-p leave, in this order, can be drawn."""
 
 
-class Column(enum.IntEnum):
+class ScoringColumn(enum.IntEnum):
     """The words that describe a row to the kernels: first those that place it, then those that say what it asks."""
 
     INDEX = 0
@@ -110,7 +110,7 @@ class Rows:
     @classmethod
     def of(cls, parts: Iterable[bytes], support_ids: Words) -> Rows:
         """Row by row what ``place`` and ``ask`` give."""
-        return cls(np.frombuffer(b"".join(parts), dtype=np.int32).reshape(-1, len(Column)), support_ids)
+        return cls(np.frombuffer(b"".join(parts), dtype=np.int32).reshape(-1, len(ScoringColumn)), support_ids)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -131,11 +131,11 @@ class Rows:
 
     def any(self) -> RowFlags:
         """Flags of any row."""
-        return RowFlags(int(np.bitwise_or.reduce(self.words[:, Column.FLAGS])))
+        return RowFlags(int(np.bitwise_or.reduce(self.words[:, ScoringColumn.FLAGS])))
 
     def all(self) -> RowFlags:
         """Flags of every row."""
-        return RowFlags(int(np.bitwise_and.reduce(self.words[:, Column.FLAGS])))
+        return RowFlags(int(np.bitwise_and.reduce(self.words[:, ScoringColumn.FLAGS])))
 
 
 def every_kind() -> Iterator[Rows]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.kernels.draft_sampling.layout import NUM_COLUMNS, Column, Method
+from outrider.kernels.draft_sampling.layout import NUM_COLUMNS, DrawColumn, Method
 from outrider.kv_cache import KVCacheManager, KVSequence
 from outrider.kv_cache.page_tables import slots_in
 from outrider.model_executor.device_inputs import IntArray
@@ -23,8 +23,8 @@ from outrider.model_executor.draft_loop.plan import DraftPlan
 from outrider.model_executor.draft_loop.rows import DraftMetadata, DraftRow
 from outrider.randomness.streams import Stream
 
-_BASE, _POSITION, _LENGTH = int(Column.BASE), int(Column.POSITION), int(Column.LENGTH)
-_OF_GUESSES = [int(column) for column in (Column.METHOD, Column.STREAM)]
+_BASE, _POSITION, _LENGTH = int(DrawColumn.BASE), int(DrawColumn.POSITION), int(DrawColumn.LENGTH)
+_OF_GUESSES = [int(column) for column in (DrawColumn.METHOD, DrawColumn.STREAM)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class DraftBatch:
 
     def _guessing(self, words: IntArray, bases: Sequence[int]) -> IntArray:
         """Draws of which the first is a guess; the others are those of a proposal after it."""
-        words[:, Column.NEXT_BASE] = words[:, _BASE] + 1
+        words[:, DrawColumn.NEXT_BASE] = words[:, _BASE] + 1
         words[:, _BASE] = bases
         words[:, _OF_GUESSES] = int(Method.GROUPED), int(Stream.OUTSIDE)
         return words

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.kernels.scoring import NO_IDS, Column, Findings, Found, Rows, Words
+from outrider.kernels.scoring import NO_IDS, Findings, Found, Rows, ScoringColumn, Words
 from outrider.sampling.metadata import SamplingMetadata
 from outrider.types import JudgingRule
 
@@ -38,10 +38,10 @@ class SessionRows:
     @classmethod
     def of(cls, metadata: Sequence[SamplingMetadata], vocab_size: int) -> SessionRows:
         """Rows of sessions whose ``may_be_row`` is true."""
-        words = np.zeros((len(metadata), len(Column)), dtype=np.int32)
-        words[:, Column.FLAGS :] = _asked([own.last for own in metadata])
+        words = np.zeros((len(metadata), len(ScoringColumn)), dtype=np.int32)
+        words[:, ScoringColumn.FLAGS :] = _asked([own.last for own in metadata])
         limits = np.array([own.limit or vocab_size for own in metadata], dtype=np.int64)
-        words[:, Column.LIMIT] = np.minimum(limits, vocab_size)
+        words[:, ScoringColumn.LIMIT] = np.minimum(limits, vocab_size)
         flags = _asked([own.draft for own in metadata])[:, 0]
         columns = [drawn_column(own) for own in metadata]
         return cls(words, flags, np.array(columns), _common(columns), min([own.bound for own in metadata]))
@@ -69,8 +69,8 @@ class SessionRows:
     def at(self, bases: Ints) -> Rows:
         """Rows of logits one after the other, each for the token after ``bases`` [B] tokens."""
         words = self.words.copy()
-        words[:, Column.INDEX] = np.arange(len(words))
-        words[:, Column.POSITION] = words[:, Column.BASE] = bases
+        words[:, ScoringColumn.INDEX] = np.arange(len(words))
+        words[:, ScoringColumn.POSITION] = words[:, ScoringColumn.BASE] = bases
         return Rows(words, NO_IDS)
 
     def with_drafts(self, bases: Ints, lengths: Ints, supports: tuple[Words, Words] | None = None) -> Rows:
@@ -79,18 +79,18 @@ class SessionRows:
         """
         counts = lengths + 1
         words, ends = self.words.repeat(counts, axis=0), counts.cumsum()
-        words[:, Column.INDEX] = places = np.arange(len(words))
-        words[:, Column.BASE] = bases.repeat(counts)
-        words[:, Column.POSITION] = (bases - ends + counts).repeat(counts) + places
+        words[:, ScoringColumn.INDEX] = places = np.arange(len(words))
+        words[:, ScoringColumn.BASE] = bases.repeat(counts)
+        words[:, ScoringColumn.POSITION] = (bases - ends + counts).repeat(counts) + places
         if supports is None:
             return Rows(words, NO_IDS)
         is_draft = np.ones(len(words), dtype=np.bool_)
         is_draft[ends - 1] = False
         sizes = np.zeros(len(words), dtype=np.int64)
         sizes[is_draft] = supports[0]
-        words[:, Column.SUPPORT_STOP] = stops = sizes.cumsum()
-        words[:, Column.SUPPORT_START] = stops - sizes
-        words[is_draft, Column.FLAGS] = self.draft_flags.repeat(lengths)
+        words[:, ScoringColumn.SUPPORT_STOP] = stops = sizes.cumsum()
+        words[:, ScoringColumn.SUPPORT_START] = stops - sizes
+        words[is_draft, ScoringColumn.FLAGS] = self.draft_flags.repeat(lengths)
         return Rows(words, supports[1].astype(np.int32, copy=False))
 
 
