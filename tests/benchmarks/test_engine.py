@@ -8,7 +8,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider.benchmarks.engine import measuring
-from outrider.benchmarks.engine.floor import Device, Work, forward_work, matrix_bytes, matrix_parameters, measure_device
+from outrider.benchmarks.engine.floor import (
+    Device,
+    ForwardWork,
+    forward_work,
+    matrix_bytes,
+    matrix_parameters,
+    measure_device,
+)
 from outrider.benchmarks.engine.measuring import (
     Case,
     EngineGateError,
@@ -115,8 +122,8 @@ def test_quantized_models_and_those_with_windows_are_measured() -> None:
 
 def test_the_floor_is_the_larger_of_the_two_times(runner: ModelRunner) -> None:
     device = Device(bytes_per_second=100.0, operations_per_second=1000.0)
-    assert device.floor_seconds(Work(num_bytes=200, num_operations=1000)) == 2.0
-    assert device.floor_seconds(Work(num_bytes=200, num_operations=5000)) == 5.0
+    assert device.floor_seconds(ForwardWork(num_bytes=200, num_operations=1000)) == 2.0
+    assert device.floor_seconds(ForwardWork(num_bytes=200, num_operations=5000)) == 5.0
     single = [floor_seconds(runner, device, "forward", Case(2, 1, context)) for context in (16, 17, 18)]
     assert floor_seconds(runner, device, "draft_loop", Case(2, 3, 16)) == pytest.approx(sum(single))
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.cli.app import app
-from outrider.cli.trace.timeline import Timeline, Work, draw_timelines
+from outrider.cli.trace.timeline import BusyPeriod, Timeline, draw_timelines
 from outrider.cli.trace.tree import build_tree
 from outrider.cli.trace.waterfall import show_waterfall
 from outrider.telemetry.tracing import names
@@ -51,7 +51,7 @@ def test_work_ahead_belongs_to_the_step_that_used_it(timeline: Timeline) -> None
     assert {(each.role, each.outcome, (each.end_ns - each.start_ns) // MS) for each in work} == {
         ("draft", "used", 4), ("target", "used", 5), ("draft", "unused", 20),
     }  # fmt: skip
-    forward = Work("target", BEGAN_NS + 68 * MS, BEGAN_NS + 96 * MS)
+    forward = BusyPeriod("target", BEGAN_NS + 68 * MS, BEGAN_NS + 96 * MS)
     assert forward in set(timeline.work)
 
 

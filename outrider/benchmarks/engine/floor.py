@@ -29,7 +29,7 @@ _STATE_ITEM = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ForwardWork:
     """Work of one forward: bytes and operations."""
 
     num_bytes: int
@@ -45,14 +45,14 @@ class Device:
     operations_per_second: float
     """Multiplying square matrices; a multiplication and an addition are two."""
 
-    def floor_seconds(self, work: Work) -> float:
+    def floor_seconds(self, work: ForwardWork) -> float:
         """The larger of the two times."""
         return max(work.num_bytes / self.bytes_per_second, work.num_operations / self.operations_per_second)
 
 
 def forward_work(
     config: ModelConfig, dtype: torch.dtype, *, batch_size: int, num_tokens: int, context: int, num_logits: int
-) -> Work:
+) -> ForwardWork:
     """Work of a forward of `num_tokens` a row that bring each row's sequence to `context` tokens.
 
     `num_logits` rows go through the head for each sequence. Sliding windows shorten what is read; recurrent layers read
@@ -70,7 +70,7 @@ def forward_work(
     products = batch_size * (num_tokens * multiplied + num_logits * head)
     attention = 2 * batch_size * num_tokens * seen * config.num_heads * config.head_dim
     num_bytes = weights + values * dtype.itemsize + 2 * batch_size * _state_bytes(config)
-    return Work(num_bytes, num_operations=2 * (products + attention))
+    return ForwardWork(num_bytes, num_operations=2 * (products + attention))
 
 
 def matrix_parameters(config: ModelConfig, dtype: torch.dtype, *, num_tokens: int = 1) -> int:

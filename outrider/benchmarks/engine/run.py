@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from outrider.benchmarks.engine.floor import Device, Work, forward_work, measure_device
+from outrider.benchmarks.engine.floor import Device, ForwardWork, forward_work, measure_device
 from outrider.benchmarks.engine.measuring import (
     GATE_TOKENS,
     GREEDY,
@@ -127,19 +127,19 @@ def floor_seconds(runner: ModelRunner, device: Device, name: str, case: Case) ->
     return alone / runner.tensor_parallel_size
 
 
-def _forward_work(runner: ModelRunner, case: Case) -> Work:
+def _forward_work(runner: ModelRunner, case: Case) -> ForwardWork:
     """Work of all rows; a longer first row adds what its context reads beyond one of the others'."""
     work = _work(runner, case.batch_size, case.num_tokens, case.context)
     if case.longest_context is None:
         return work
     longer, shorter = (_work(runner, 1, case.num_tokens, length) for length in (case.longest_context, case.context))
-    return Work(
+    return ForwardWork(
         work.num_bytes + longer.num_bytes - shorter.num_bytes,
         work.num_operations + longer.num_operations - shorter.num_operations,
     )
 
 
-def _work(runner: ModelRunner, batch_size: int, num_tokens: int, context: int) -> Work:
+def _work(runner: ModelRunner, batch_size: int, num_tokens: int, context: int) -> ForwardWork:
     return forward_work(
         runner.config,
         runner.dtype,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from outrider.benchmarks.kernels.cases import KernelCase, KernelPlace, relative_error
-from outrider.benchmarks.kernels.layers import PAGE_SIZE, TOLERANCES, LayerSizes, layer_sizes
+from outrider.benchmarks.kernels.layers import PAGE_SIZE, TOLERANCES, BenchmarkLayer, layer_sizes
 from outrider.kernels.launching import num_processors
 from outrider.kernels.paged_attention import AttentionPlan, DevicePlan, paged_attention, plan_attention, prepare_plan
 from outrider.kernels.paged_attention.device_plan import num_counters
@@ -41,7 +41,7 @@ def attention_cases(place: KernelPlace, *, num_rows: int, tokens_per_row: int) -
     yield _attention(place, "paged attention, chunk beside", mixed, [row] * beside + [(past, chunk)], sizes)
 
 
-def _attention(place: KernelPlace, name: str, size: str, spans: list[Span], sizes: LayerSizes) -> KernelCase:
+def _attention(place: KernelPlace, name: str, size: str, spans: list[Span], sizes: BenchmarkLayer) -> KernelCase:
     pages = sum(-(-context // PAGE_SIZE) for context, _ in spans)
     batch = _batch(spans, pages)
     plan = _device_plan(batch, place) if place.is_large else _reference_plan(batch, place, place.dtype)

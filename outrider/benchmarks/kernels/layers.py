@@ -25,7 +25,7 @@ TOLERANCES = {torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
 @dataclass(frozen=True, slots=True)
-class LayerSizes:
+class BenchmarkLayer:
     """Sizes of one model's layer."""
 
     hidden: int
@@ -36,9 +36,9 @@ class LayerSizes:
     context: int
 
 
-def layer_sizes(place: KernelPlace) -> LayerSizes:
+def layer_sizes(place: KernelPlace) -> BenchmarkLayer:
     """Layer sizes to measure on this device."""
-    return LayerSizes(4096, 14336, 32, 8, 128, 1024) if place.is_large else LayerSizes(128, 256, 4, 2, 32, 64)
+    return BenchmarkLayer(4096, 14336, 32, 8, 128, 1024) if place.is_large else BenchmarkLayer(128, 256, 4, 2, 32, 64)
 
 
 def layer_cases(place: KernelPlace, *, num_rows: int, tokens_per_row: int) -> Iterator[KernelCase]:
@@ -75,7 +75,7 @@ def _linear(place: KernelPlace, name: str, num_tokens: int, inputs: int, outputs
     )
 
 
-def _gated(place: KernelPlace, num_tokens: int, sizes: LayerSizes) -> KernelCase:
+def _gated(place: KernelPlace, num_tokens: int, sizes: BenchmarkLayer) -> KernelCase:
     """Gate and up with what follows them, which some kernels do in one."""
     num_sets = 2 if place.is_large else 1
     shape = (2 * sizes.inner, sizes.hidden)
@@ -121,7 +121,7 @@ def _swiglu(place: KernelPlace, num_tokens: int, inner: int) -> KernelCase:
     )  # fmt: skip
 
 
-def _rotary(place: KernelPlace, num_tokens: int, sizes: LayerSizes) -> KernelCase:
+def _rotary(place: KernelPlace, num_tokens: int, sizes: BenchmarkLayer) -> KernelCase:
     layout = HeadLayout(sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, 1e-5)
     qkv = place.random(num_tokens, (sizes.num_heads + 2 * sizes.num_kv_heads) * sizes.head_dim)
     kv = place.random(2 * num_tokens, 2, sizes.num_kv_heads, sizes.head_dim)
@@ -146,7 +146,7 @@ def _rotary(place: KernelPlace, num_tokens: int, sizes: LayerSizes) -> KernelCas
     )  # fmt: skip
 
 
-def _page_copies(place: KernelPlace, num_copies: int, sizes: LayerSizes) -> KernelCase:
+def _page_copies(place: KernelPlace, num_copies: int, sizes: BenchmarkLayer) -> KernelCase:
     num_layers = 32 if place.is_large else 2
     cache = place.random(num_layers, 2 * num_copies * PAGE_SIZE, 2, sizes.num_kv_heads, sizes.head_dim)
     copies = [(i, num_copies + i) for i in range(num_copies)]

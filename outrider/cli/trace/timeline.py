@@ -28,7 +28,7 @@ _NUM_SKIPPED = 3
 """Steps before the drawn ones: the prompt's, and the first that has drafts."""
 
 
-class Work(NamedTuple):
+class BusyPeriod(NamedTuple):
     """Work of a service without a pause; the times are those of the trace."""
 
     role: str
@@ -56,14 +56,14 @@ class Timeline:
         return self.steps[min(_NUM_SKIPPED, len(self.steps) - 1)].span.start_ns
 
     @property
-    def work(self) -> Iterator[Work]:
+    def work(self) -> Iterator[BusyPeriod]:
         """All work of the steps."""
         for step in self.steps:
             for stage in step.children:
                 yield from _work_of(stage)
         for decode in self.root.named(names.DECODE):
             for ahead in decode.named(names.AHEAD):
-                yield Work(str(ahead.span.attributes[names.ROLE]), *_times(ahead), "unused")
+                yield BusyPeriod(str(ahead.span.attributes[names.ROLE]), *_times(ahead), "unused")
 
     @property
     def figures(self) -> Mapping[str, float]:
@@ -93,17 +93,17 @@ def _is_draft(ahead: Node) -> bool:
     return ahead.span.attributes.get(names.ROLE) == "draft"
 
 
-def _work_of(stage: Node) -> Iterator[Work]:
+def _work_of(stage: Node) -> Iterator[BusyPeriod]:
     said = stage.span.attributes
     if stage.span.name == names.ACCEPT:
-        yield Work("coordinator", *_times(stage))
+        yield BusyPeriod("coordinator", *_times(stage))
     elif stage.span.name == names.AHEAD:
-        yield Work(str(said[names.ROLE]), *_times(stage), "used")
+        yield BusyPeriod(str(said[names.ROLE]), *_times(stage), "used")
     elif stage.span.name in (names.DRAFT, names.SCORE):
         role = "draft" if stage.span.name == names.DRAFT else "target"
         for item in stage.children:
             for part in (*item.named(names.FORWARD), *item.named(names.SAMPLE)):
-                yield Work(role, *_times(part))
+                yield BusyPeriod(role, *_times(part))
 
 
 def _times(node: Node) -> tuple[int, int]:

@@ -16,8 +16,8 @@ class WideNorm:
         config, shard = context.config, context.communicator.shard
         self._communicator = context.communicator
         self._parts = [
-            _Part(context, "q_norm", config.num_heads, shard.heads(config)),
-            _Part(context, "k_norm", config.num_kv_heads, shard.kv_heads(config)),
+            _NormShard(context, "q_norm", config.num_heads, shard.heads(config)),
+            _NormShard(context, "k_norm", config.num_kv_heads, shard.kv_heads(config)),
         ]
 
     def __call__(self, qkv: torch.Tensor) -> None:
@@ -40,7 +40,7 @@ class WideNorm:
             yield f"{part.name}.weight", part.target
 
 
-class _Part:
+class _NormShard:
     """Norm of queries or of keys."""
 
     def __init__(self, context: LayerContext, name: str, num_heads: int, own: range) -> None:

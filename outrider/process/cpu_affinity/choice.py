@@ -28,7 +28,7 @@ _POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ClaimedProcessors:
     """Processors that are taken until ``give_back`` is called."""
 
     processors: tuple[int, ...]
@@ -65,7 +65,9 @@ def _is_quota(path: Path) -> bool:
         return True
 
 
-def take(count: int, *, first: int | None = None, family: str = "outrider", system: Path = _SYSTEM) -> Taken:
+def take(
+    count: int, *, first: int | None = None, family: str = "outrider", system: Path = _SYSTEM
+) -> ClaimedProcessors:
     """Take up to ``count`` processors of free cores, starting at core ``first``, or at a random one if unset.
 
     The first core of the host comes last: it handles interrupts.
@@ -76,7 +78,7 @@ def take(count: int, *, first: int | None = None, family: str = "outrider", syst
         if len(processors) < count and (claim := _claim(f"{family}-core-{core[0]}")):
             processors.append(core[-1])
             claims.append(claim)
-    return Taken(tuple(processors), tuple(claims))
+    return ClaimedProcessors(tuple(processors), tuple(claims))
 
 
 def _cores(system: Path, begin: int | None) -> list[tuple[int, ...]]:

@@ -50,7 +50,7 @@ _SHORT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _LaunchedGroup:
     """Sessions whose kernels were launched."""
 
     layout: Layout
@@ -165,7 +165,7 @@ class Scoring:
         return places
 
     @functools.cached_property
-    def _parts(self) -> list[_Part]:
+    def _parts(self) -> list[_LaunchedGroup]:
         """Launches: with the masked and the adjusted rows, for which the masks of grammars have to be made."""
         parts = self._first, self._launch_masked(), self._launch_adjusted()
         return [part for part in parts if part is not None]
@@ -174,13 +174,15 @@ class Scoring:
     def _has_drafts(self) -> bool:
         return any(request.draft_token_ids for request in self._requests)
 
-    def _launch(self, chosen: Sequence[int], launched: Launch | None = None, *, wide: bool = False) -> _Part | None:
+    def _launch(
+        self, chosen: Sequence[int], launched: Launch | None = None, *, wide: bool = False
+    ) -> _LaunchedGroup | None:
         if not chosen:
             return None
         layout = lay_out(self._requests, self._starts, chosen, self._logits.shape[-1])
-        return _Part(layout, launched or launch(self._logits, layout.rows, wide=wide), None)
+        return _LaunchedGroup(layout, launched or launch(self._logits, layout.rows, wide=wide), None)
 
-    def _launch_logprobs(self, part: _Part) -> _LaunchedLogprobs | None:
+    def _launch_logprobs(self, part: _LaunchedGroup) -> _LaunchedLogprobs | None:
         """Logprobs of the tokens that the kernels find, where they are asked for."""
         spans = [span for span in part.layout.spans if self._requests[span[0]].open.num_logprobs is not None]
         if not spans:
@@ -211,14 +213,14 @@ class Scoring:
         known = {*self._outcomes, *others}
         return [i for i in range(len(self._requests)) if i not in known]
 
-    def _launch_masked(self) -> _Part | None:
+    def _launch_masked(self) -> _LaunchedGroup | None:
         """Rows with a grammar alone are masked in the model's own logits."""
         masks = [self._requests[i].masks or masks_of(self._requests[i]) for i in self._masked]
         if masks:
             masked_rows(self._logits, [self._starts[i] for i in self._masked], masks)
         return self._launch(self._masked)
 
-    def _launch_adjusted(self) -> _Part | None:
+    def _launch_adjusted(self) -> _LaunchedGroup | None:
         """Launch rows with penalties, bias or bans: they alone pay for a float32 copy and the way through PyTorch."""
         if not self._adjusted:
             return None
@@ -227,7 +229,7 @@ class Scoring:
         requests = [self._requests[i] for i in self._adjusted]
         layout = lay_out(requests, _starts_of(requests), range(len(requests)), raw.shape[-1], places=self._adjusted)
         finite = to_host(torch.isfinite(raw).all(-1))  # before the mark that the launch sets
-        return _Part(layout, launch(adjust_logits(raw, described), layout.rows), finite)
+        return _LaunchedGroup(layout, launch(adjust_logits(raw, described), layout.rows), finite)
 
     def _rows_of(self, chosen: Sequence[int]) -> Tensor:  # [r, V] float32
         """A copy of the rows of these requests."""
@@ -242,7 +244,7 @@ class Scoring:
             outcomes = score(logits, [self._requests[i] for i in chosen])
             self._outcomes.update(zip(chosen, outcomes, strict=True))
 
-    def _take(self, part: _Part) -> None:
+    def _take(self, part: _LaunchedGroup) -> None:
         findings = part.launch.findings()
         answers = _Answers(findings)
         flaws: list[int] = findings.of(Found.STATUS).tolist()

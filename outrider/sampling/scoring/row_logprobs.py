@@ -25,7 +25,7 @@ MOST_LOGPROB_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _LimitGroup:
     """Sessions with the same limit of ids and number of likeliest tokens."""
 
     places: NDArray[np.intp]
@@ -75,7 +75,7 @@ def _alike(samplings: Sequence[SessionSampling], counts: NDArray[np.int64]) -> I
 @torch.inference_mode()
 def _launch(
     logits: Tensor, tokens: Tensor, counts: NDArray[np.int64], part: list[int], sampling: SessionSampling
-) -> _Part:
+) -> _LimitGroup:
     places = np.array(part, dtype=np.intp)
     rows = ragged(counts, places)
     if len(rows) < len(logits):
@@ -85,10 +85,10 @@ def _launch(
     values = logprobs.gather(-1, tokens.clamp(min=0).to(torch.int64).unsqueeze(-1))
     top_values, top_ids = likeliest(logprobs, sampling.open.num_logprobs or 0)
     found = values, ranks_of(logprobs, values).to(torch.int32), top_ids.to(torch.int32), top_values
-    return _Part(places, rows, tuple(map(to_host, found)))
+    return _LimitGroup(places, rows, tuple(map(to_host, found)))
 
 
-def _arrays(part: _Part, token_ids: NDArray[np.int32], counts: NDArray[np.int64]) -> LogprobBatch:
+def _arrays(part: _LimitGroup, token_ids: NDArray[np.int32], counts: NDArray[np.int64]) -> LogprobBatch:
     values, ranks, top_ids, top_values = [each.numpy() for each in part.found]
     can_be_drawn = top_values > -np.inf
     return LogprobBatch(

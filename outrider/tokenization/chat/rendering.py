@@ -53,14 +53,14 @@ class ChatRendering:
         self._renderer.check_template(chat)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_NUM_PROCESSES, thread_name_prefix="chat-template")
-        turn = _Turn()
+        turn = _Rendering()
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._render, chat, turn)
         except asyncio.CancelledError:
             turn.give_up()
             raise
 
-    def _render(self, chat: ChatPrompt, turn: _Turn) -> str:
+    def _render(self, chat: ChatPrompt, turn: _Rendering) -> str:
         process = self._idle.pop() if self._idle else _Process(pickle.dumps(self._renderer.templates))
         try:
             with turn.of(process):
@@ -78,7 +78,7 @@ class ChatRendering:
         return text
 
 
-class _Turn:
+class _Rendering:
     """One chat that a process renders; it ends with the process when its client is gone."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.process.cpu_affinity import keeper as keeping
-from outrider.process.cpu_affinity.choice import Taken
+from outrider.process.cpu_affinity.choice import ClaimedProcessors
 from outrider.process.cpu_affinity.keeper import pinned_to_cpus
 from tests.support.processes import arguments, children, processor_ticks, state
 
@@ -28,7 +28,7 @@ DEADLINE_S = 240.0
 def processor(monkeypatch: pytest.MonkeyPatch) -> int:
     """The one that is taken, whoever else runs tests on this host."""
     chosen = max(os.sched_getaffinity(0))
-    monkeypatch.setattr(keeping, "take", lambda count: Taken((chosen,)[:count], ()))
+    monkeypatch.setattr(keeping, "take", lambda count: ClaimedProcessors((chosen,)[:count], ()))
     return chosen
 
 
@@ -114,7 +114,7 @@ async def test_more_than_the_process_may_run_on_is_refused() -> None:
 async def test_processors_that_others_have_taken_are_left_to_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(keeping, "take", lambda _: Taken((), ()))
+    monkeypatch.setattr(keeping, "take", lambda _: ClaimedProcessors((), ()))
     before = os.sched_getaffinity(0)
     async with pinned_to_cpus(1, lambda: True) as processors:
         assert processors == ()
