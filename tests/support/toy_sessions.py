@@ -104,7 +104,7 @@ class ToyCore(Generic[EventT]):
     def release_all(self) -> None:
         """End of the link's sessions when it closes."""
         for session in list(self.sessions):
-            self._forget(session)
+            self._drop(session)
         self.newest.clear()
 
     def answer(self, session: ToySession, item: Any) -> EventT:
@@ -159,11 +159,11 @@ class ToyCore(Generic[EventT]):
         faults = self.books.faults
         if faults.preempt > 0:
             faults.preempt -= 1
-            self._forget(item.session)
+            self._drop(item.session)
             return Preempted(item.session, item.generation, self.retry_after_ms)
         if faults.lose > 0:
             faults.lose -= 1
-            self._forget(item.session)
+            self._drop(item.session)
             del self.newest[item.session]
             return SessionLost(item.session, item.generation, "lost as told")
         if faults.fail > 0:
@@ -186,7 +186,7 @@ class ToyCore(Generic[EventT]):
         return None
 
     def _fail(self, item: Extend | Score, code: str, message: str, field_: str) -> SessionFailed:
-        self._forget(item.session)
+        self._drop(item.session)
         return SessionFailed(item.session, item.generation, code, message, field_)
 
     def _stale_answer(self, session: ToySession, item: Extend | Score) -> Any:
@@ -194,10 +194,10 @@ class ToyCore(Generic[EventT]):
         return self.answer(older, item)
 
     def _bury(self, command: Open | Release) -> None:
-        self._forget(command.session)
+        self._drop(command.session)
         self.newest[command.session] = command.generation
 
-    def _forget(self, session: int) -> None:
+    def _drop(self, session: int) -> None:
         known = self.sessions.pop(session, None)
         if known is not None:
             self.books.pages_taken -= known.pages

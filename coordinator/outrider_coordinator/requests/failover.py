@@ -48,7 +48,7 @@ class Failover:
 
     def target_lost(self, replica: TargetReplica) -> None:
         """The sessions of the target move to others, or pause until there is one."""
-        self._placement.forget_target(replica)
+        self._placement.remove_target(replica)
         orphans = [request for request in self._request_manager.running() if request.place.target is replica]
         for request in orphans:
             self._placement.leave_target(request.place)
@@ -61,7 +61,7 @@ class Failover:
 
     def draft_lost(self, replica: DraftReplica) -> None:
         """The sessions of the draft move to another one, or continue without."""
-        self._placement.forget_draft(replica)
+        self._placement.remove_draft(replica)
         orphans = [request for request in self._request_manager.running() if request.place.draft is replica]
         for request in orphans:
             self._placement.leave_draft(request.place)

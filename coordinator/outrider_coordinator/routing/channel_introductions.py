@@ -45,7 +45,7 @@ class ChannelIntroductions(Introductions[bool]):
         (self._ahead.add if is_ahead else self._ahead.discard)(target)
         for found, was_chained in zip(own, before, strict=True):
             if found.connection and self._is_chained(found) != was_chained:
-                self._forget(found)
+                self._drop(found)
                 found.state = False
                 self._introduce(found.target, found.draft)
 

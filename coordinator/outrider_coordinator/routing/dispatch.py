@@ -166,7 +166,7 @@ class LinkQueue:
     def close(self) -> None:
         """The link is no longer used; idempotent."""
         self.clear()
-        self._dispatch.forget(self)
+        self._dispatch.remove(self)
 
 
 class DispatchScheduler:
@@ -186,7 +186,7 @@ class DispatchScheduler:
         self._link_queues.append(link_queue := LinkQueue(self, send_all))
         return link_queue
 
-    def forget(self, link_queue: LinkQueue) -> None:
+    def remove(self, link_queue: LinkQueue) -> None:
         """Remove a link that is no longer used."""
         if link_queue in self._link_queues:
             self._link_queues.remove(link_queue)

@@ -65,7 +65,7 @@ class Introductions(abc.ABC, Generic[StateT]):
             if replica in known:
                 known.remove(replica)
         for pair in [pair for pair in self._pairs if replica in pair]:
-            self._forget(self._pairs.pop(pair))
+            self._drop(self._pairs.pop(pair))
 
     def close(self) -> None:
         """Stop introducing services to each other."""
@@ -105,11 +105,11 @@ class Introductions(abc.ABC, Generic[StateT]):
 
     def _try_again(self, found: Introduction[StateT]) -> None:
         """The connection has ended, or could not be made."""
-        self._forget(found)
+        self._drop(found)
         again = asyncio.get_running_loop().call_later(found.retry_s, self._introduce, found.target, found.draft)
         found.retry, found.retry_s = again, min(2 * found.retry_s, LONGEST_RETRY_S)
 
-    def _forget(self, found: Introduction[StateT]) -> None:
+    def _drop(self, found: Introduction[StateT]) -> None:
         """Let go of the connection on both sides; on a link that is lost that goes nowhere."""
         if found.retry is not None:
             found.retry.cancel()

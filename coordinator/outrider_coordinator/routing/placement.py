@@ -99,14 +99,14 @@ class Placement:
             _note(self._draft_prefixes, self._drafts, place.draft, place)
         return place.draft
 
-    def forget_target(self, replica: TargetReplica) -> None:
+    def remove_target(self, replica: TargetReplica) -> None:
         """A target is lost, with its prefix cache."""
-        self.target_prefixes.forget(replica)
-        self._policy.forget(replica)
+        self.target_prefixes.remove(replica)
+        self._policy.remove_target(replica)
 
-    def forget_draft(self, replica: DraftReplica) -> None:
+    def remove_draft(self, replica: DraftReplica) -> None:
         """A draft is lost, with its prefix cache."""
-        self._draft_prefixes.forget(replica)
+        self._draft_prefixes.remove(replica)
 
     def leave_target(self, place: Place) -> None:
         """Remove the session from its target."""

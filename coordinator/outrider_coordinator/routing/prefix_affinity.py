@@ -58,8 +58,8 @@ class PrefixAffinity(Generic[ReplicaT]):
                 return replica
         return None
 
-    def forget(self, replica: ReplicaT) -> None:
-        """Forget a replica."""
+    def remove(self, replica: ReplicaT) -> None:
+        """Remove a replica."""
         for key in [key for key, server in self._served.items() if server is replica]:
             del self._served[key]
 

@@ -52,17 +52,17 @@ class CommandBuilder:
         """
         kept, tokens = side.held, self._tokens
         states = side.states.first_part() if side.has_answered else None  # one that reads none has none
-        brought = tokens.after(kept)
+        new_tokens = tokens.after(kept)
         if states is not None:
-            brought = brought[: states.end + 1 - kept]
+            new_tokens = new_tokens[: states.end + 1 - kept]
         # By position, here and below: by name it takes several times as long.
         return Extend(
             self.session,
             self._next_generation(),
             kept,
             tokens.prefix_hash(kept),
-            brought,
-            draft_length if kept + len(brought) == tokens.length else 0,
+            new_tokens,
+            draft_length if kept + len(new_tokens) == tokens.length else 0,
             self.trace_parent,
             states,
         )

@@ -28,7 +28,7 @@ def on_proposal(session: SessionState, event: Proposal, timing: ItemTiming | Non
         return
     side.note_answer(asked, event.base_length)
     if asked.draft_length == 0:
-        session.policy.note_text_taken(session.speculation, draft_lag=side.lag(session.tokens.length))
+        session.policy.note_text_taken(session.speculation, num_uncomputed=side.num_uncomputed(session.tokens.length))
         note_states(session)
     steps.go_on(session)
     if session.status is not SessionStatus.DRAFTING:

@@ -128,7 +128,7 @@ class DraftSide(ServiceSide):
         limit = self.facts.max_length
         return max(0, min(wanted, limit - length) if limit else wanted)
 
-    def lag(self, length: int) -> int:
+    def num_uncomputed(self, length: int) -> int:
         """Tokens that it has to compute to hold ``length`` committed ones."""
         limit = self.facts.longest_prefill
         return min(length, limit) if limit and not self.held else length - self.held
@@ -144,7 +144,7 @@ class DraftSide(ServiceSide):
             self.has_answered = True
             self.states.move_to(max(0, self.held - 1))
 
-    def settle(self, drafted: Drafted, num_accepted: int) -> None:
+    def note_verdict(self, drafted: Drafted, num_accepted: int) -> None:
         """Update the draft side after a verdict: of its own K tokens the draft has KV for all but the last.
 
         So after K acceptances it lacks one, the bonus-token hole, and the next ``Extend`` brings two tokens. One that
@@ -160,7 +160,7 @@ class DraftSide(ServiceSide):
         self.why_away = why
         super().lose(readiness)
 
-    def forget(self, readiness: Readiness) -> None:
+    def reset(self, readiness: Readiness) -> None:
         """The draft holds nothing of this session any more, and owes no answer."""
         self.readiness = readiness
         self.held, self.asked, self.is_late = 0, None, False

@@ -51,11 +51,11 @@ def is_fed(session: SessionState) -> bool:
     return is_short or waits_for_prompt(session, length)
 
 
-def draft_lag(session: SessionState, length: int) -> int:
+def num_uncomputed(session: SessionState, length: int) -> int:
     """Draft tokens to prefill when a step ends with ``length`` committed tokens, but for a prompt that the next step
     waits for.
     """
-    return 0 if waits_for_prompt(session, length + 1) else session.draft.lag(length)
+    return 0 if waits_for_prompt(session, length + 1) else session.draft.num_uncomputed(length)
 
 
 def waits_for_prompt(session: SessionState, length: int) -> bool:

@@ -95,7 +95,7 @@ class SessionLoop(SessionState):
         if self.draft.readiness is Readiness.AWAY:
             self.draft.facts = facts
             self.draft.losses = 0
-            self.draft.forget(Readiness.CLOSED)
+            self.draft.reset(Readiness.CLOSED)
 
     def target_lost(self) -> None:
         """The link of the target has ended, and with it the target's state.
@@ -111,7 +111,7 @@ class SessionLoop(SessionState):
     def target_back(self) -> None:
         """A target is available; the session is rebuilt from the committed tokens."""
         if self.target.readiness is Readiness.AWAY:
-            self.target.forget(Readiness.CLOSED)
+            self.target.reset(Readiness.CLOSED)
             if self.status is SessionStatus.SCORING:
                 steps.score(self)
 

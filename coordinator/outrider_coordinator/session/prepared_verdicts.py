@@ -197,7 +197,7 @@ class PreparedVerdicts(PreparedScores):
         counts, chains = self._counts[which], chosen(self._chains, which)
         at = accepted + self._firsts[which]
         rests, kept = self._rests.take(at), self._kept.take(at)
-        brought = accepted + 1 if self.reads_states else (accepted == counts) + U4.type(1)
+        num_new = accepted + 1 if self.reads_states else (accepted == counts) + U4.type(1)
         commit = partial(self._commit, which, accepted, next_ids, lengths, kept)
         if self._crossing:
             commit = partial(list, commit())
@@ -209,8 +209,8 @@ class PreparedVerdicts(PreparedScores):
             kept,
             b"".join(chains),
             rests,
-            brought,
-            self._brought_ids(which, accepted, next_ids, brought),
+            num_new,
+            self._extend_ids(which, accepted, next_ids, num_new),
             lengths,
             None if states is None else replace(states, counts=accepted + 1),
             channel,
@@ -218,19 +218,19 @@ class PreparedVerdicts(PreparedScores):
         )
         return Taken(self._listed(which), commands, commit, (counts, accepted))
 
-    def _brought_ids(self, which: Which, accepted: Ints, next_ids: Column, brought: Column) -> Column:
+    def _extend_ids(self, which: Which, accepted: Ints, next_ids: Column, num_new: Column) -> Column:
         """The tokens that the drafts lack, one session after the other."""
         if self.reads_states:
             drafts = self._drafts[which].copy()
             drafts[np.arange(len(drafts)), accepted] = next_ids
             ids: Column = drafts[np.arange(self._width) <= accepted[:, None]]
             return ids
-        if max(brought.tolist()) == 1:
+        if max(num_new.tolist()) == 1:
             return next_ids
-        pairs, are_brought = self._pairs[which], self._ones[which]
+        pairs, are_new = self._pairs[which], self._ones[which]
         pairs[:, 1] = next_ids
-        are_brought[:, 0] = brought > 1
-        return pairs[are_brought]
+        are_new[:, 0] = num_new > 1
+        return pairs[are_new]
 
     def _commit(self, which: Which, accepted: Ints, next_ids: Column, lengths: Column, kept: Column) -> list[list[int]]:
         after = self._ended(which, accepted + 1, next_ids)

@@ -65,8 +65,8 @@ class ServiceSide(abc.ABC):
     def lose(self, readiness: Readiness) -> None:
         """The service lost the session."""
         self.is_lost = self.is_lost or self.held > 0
-        self.forget(readiness)
+        self.reset(readiness)
 
     @abc.abstractmethod
-    def forget(self, readiness: Readiness) -> None:
+    def reset(self, readiness: Readiness) -> None:
         """The service holds nothing of this session any more, and owes no answer."""

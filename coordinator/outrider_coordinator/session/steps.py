@@ -205,7 +205,7 @@ def score(session: SessionState, timing: ItemTiming | None = None) -> None:
     is_fed_states = wants_states(session)
     layers = session.draft.facts.hidden_state_layers
     if is_fed_states and side.readiness is Readiness.OPEN and side.hidden_state_layers != layers:
-        side.forget(Readiness.CLOSED)  # it was opened for another draft
+        side.reset(Readiness.CLOSED)  # it was opened for another draft
     if side.readiness is Readiness.CLOSED:
         session.spec_stats.num_target_rebuilds += side.is_lost
         has_prompt_logprobs = session.prompt_logprobs is not None
@@ -300,7 +300,7 @@ def _leave(session: SessionState) -> None:
     end_draft_wait(session)
     if session.draft.readiness is Readiness.OPEN:
         session.actions.append(ToDraft(session.commands.release()))
-        session.draft.forget(Readiness.CLOSED)
+        session.draft.reset(Readiness.CLOSED)
     if session.target.readiness is Readiness.OPEN:
         session.actions.append(ToTarget(session.commands.release()))
-    session.target.forget(Readiness.CLOSED)  # one that is away too: the next may be another
+    session.target.reset(Readiness.CLOSED)  # one that is away too: the next may be another

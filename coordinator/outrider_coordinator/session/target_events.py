@@ -135,13 +135,13 @@ def _commit(
     base, proposal, num_accepted = session.tokens.length, session.proposal, verdict.num_accepted
     reason, is_prefill = session.no_draft_reason, session.is_prefill
     session.target.note_answer(base + num_accepted)
-    session.draft.settle(proposal, num_accepted)
-    num_proposed, lag = len(proposal.token_ids), drafting.draft_lag(session, base + num_accepted)
+    session.draft.note_verdict(proposal, num_accepted)
+    num_proposed, lag = len(proposal.token_ids), drafting.num_uncomputed(session, base + num_accepted)
     # What the grammar forces says nothing of the draft.
     num_forced = num_proposed if reason is WithoutDraft.FORCED else 0
     num_drafted = num_proposed - num_forced
     num_good = num_accepted if num_drafted else 0
-    session.policy.note_verdict(session.speculation, num_drafted, num_good, draft_lag=lag)
+    session.policy.note_verdict(session.speculation, num_drafted, num_good, num_uncomputed=lag)
     num_emitted, finish = session.output.push(new, logprobs)
     if finish is not None:
         new, logprobs = new[:num_emitted], None if logprobs is None else logprobs[:num_emitted]
@@ -173,7 +173,7 @@ def on_other(session: SessionState, event: TargetEvent) -> None:
     elif isinstance(event, SessionFailed):
         steps.end(session, Fail(_named_error(event)))
     elif isinstance(event, Refused):
-        session.target.forget(Readiness.CLOSED)
+        session.target.reset(Readiness.CLOSED)
         steps.park(session, event.retry_after_ms)
     elif isinstance(event, Preempted):
         session.target.lose(Readiness.CLOSED)

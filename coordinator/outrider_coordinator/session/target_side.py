@@ -60,7 +60,7 @@ class TargetSide(ServiceSide):
         """The target answered and holds this number of committed tokens."""
         self.held, self.asked, self.losses, self.part = held, None, 0, None
 
-    def forget(self, readiness: Readiness) -> None:
+    def reset(self, readiness: Readiness) -> None:
         """The target holds nothing of this session any more, and owes no answer."""
         self.readiness = readiness
         self.held, self.asked, self.part, self.is_held_back, self.claims = 0, None, None, False, False

@@ -81,8 +81,8 @@ def end_step(session: SessionState, step: StepEnded, states: HiddenStates | None
     length = step.base_length + step.num_accepted
     if states is not None and session.draft.wants_states:
         session.draft.states.put(states, length)
-    lag = drafting.draft_lag(session, length)
-    session.policy.note_verdict(session.speculation, step.num_draft_tokens, step.num_accepted, draft_lag=lag)
+    lag = drafting.num_uncomputed(session, length)
+    session.policy.note_verdict(session.speculation, step.num_draft_tokens, step.num_accepted, num_uncomputed=lag)
     if finish is not None:
         session.status = SessionStatus.SCORING  # no wait for a proposal has begun
         steps.end(session, finish)

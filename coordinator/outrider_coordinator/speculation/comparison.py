@@ -42,7 +42,7 @@ class Comparison:
     def is_to_switch(self, now: float, *, is_fresh: bool) -> bool:
         """Compare the modes; ``is_fresh``: all prompts have ended since the last choice, most sessions are new."""
         expected, mode, drafting = self._expected, self.mode, self._population.drafting
-        plain_s, lacked_s = expected.plain_round_s, self.text_seconds(self._population.lag)
+        plain_s, lacked_s = expected.plain_round_s, self.text_seconds(self._population.num_uncomputed)
         is_untouched = is_fresh and not any(session.has_ever_drafted for session in drafting)
         left_s = expected.left_s(drafting, now, is_speculating=self._is_speculating)
         rates = self._rates(now)

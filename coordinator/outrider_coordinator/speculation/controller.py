@@ -195,15 +195,17 @@ class DraftLengthController:
 
     def note_verdicts(self, verdicts: Iterable[SessionVerdict]) -> None:
         """Steps of sessions were judged."""
-        for session, num_drafted, num_accepted, draft_lag in verdicts:
-            self.note_verdict(session, num_drafted, num_accepted, draft_lag=draft_lag)
+        for session, num_drafted, num_accepted, num_uncomputed in verdicts:
+            self.note_verdict(session, num_drafted, num_accepted, num_uncomputed=num_uncomputed)
 
-    def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int, *, draft_lag: int) -> None:
-        """A step of the session was judged; ``draft_lag``: committed tokens that its draft lacks."""
+    def note_verdict(
+        self, session: ControlledSession, num_drafted: int, num_accepted: int, *, num_uncomputed: int
+    ) -> None:
+        """A step of the session was judged; ``num_uncomputed``: committed tokens that its draft lacks."""
         if session not in self.sessions:
             return
         self._is_ahead |= session.is_ahead
-        began = session.note_verdict(self._rounds.current.now, num_drafted, num_accepted, draft_lag)
+        began = session.note_verdict(self._rounds.current.now, num_drafted, num_accepted, num_uncomputed)
         self._rounds.current.note(began, num_drafted)
         if not session.has_begun:
             self._note_begun(session)
@@ -218,16 +220,14 @@ class DraftLengthController:
         self._has_prompt_ended = True
         if not self.sessions.has_prompts:
             self._is_fresh = self.sessions.is_new
-            self._is_choice_awaited = self._is_fresh and self.sessions.lag > LONGEST_PROMPT_AT_ONCE
+            self._is_choice_awaited = self._is_fresh and self.sessions.num_uncomputed > LONGEST_PROMPT_AT_ONCE
             self._update_draft_prefill()
 
-    def note_text_taken(self, session: ControlledSession, draft_lag: int) -> None:
-        """The session's draft has taken in text, and lacks ``draft_lag`` committed tokens now. Verdicts of before say
-        that it lacks more.
-        """
+    def note_text_taken(self, session: ControlledSession, num_uncomputed: int) -> None:
+        """The draft has prefilled text and lacks ``num_uncomputed`` committed tokens; earlier verdicts name more."""
         self._learn_verdicts()
         if session in self.sessions and session.has_begun:
-            session.draft_lag = draft_lag
+            session.num_uncomputed = num_uncomputed
 
     def note_proposals(self, batch: EventBatch[DraftEvent]) -> None:
         """Learn the duration of a draft's message, which may hold proposals or tell only of text that was taken in."""

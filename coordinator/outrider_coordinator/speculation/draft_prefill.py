@@ -26,20 +26,20 @@ class DraftPrefill:
         self.is_active = self._has_begun = False
         self._last_s: float | None = None
         """Time at which it began, or a draft last caught up; None while no draft prefill is due."""
-        self._num_lagging = 0
+        self._num_behind = 0
 
     def update(self, now: float, sessions: Collection[ControlledSession], *, is_wanted: bool) -> None:
         """Begin or end a draft prefill of those sessions that are to draft; ``is_wanted``: drafts may compute text
         now.
         """
         was_active, self.is_active = self.is_active, False
-        num_lagging = _num_lagging(sessions) if is_wanted else 0
-        if num_lagging <= _SHARE * len(sessions):
+        num_behind = _num_behind(sessions) if is_wanted else 0
+        if num_behind <= _SHARE * len(sessions):
             self._last_s = None
         else:
-            if self._last_s is None or num_lagging < self._num_lagging:
+            if self._last_s is None or num_behind < self._num_behind:
                 self._last_s = now
-            self._num_lagging = num_lagging
+            self._num_behind = num_behind
             self.is_active = now - self._last_s < _LONGEST_S
         self._has_begun = self.is_active and (self._has_begun or not was_active)
 
@@ -49,6 +49,6 @@ class DraftPrefill:
         return has_begun
 
 
-def _num_lagging(sessions: Collection[ControlledSession]) -> int:
+def _num_behind(sessions: Collection[ControlledSession]) -> int:
     """Sessions that may draft and whose drafts lack more than a step can bring."""
-    return sum(session.draft_lag > LONGEST_INLINE_FEED and session.limit > 0 for session in sessions)
+    return sum(session.num_uncomputed > LONGEST_INLINE_FEED and session.limit > 0 for session in sessions)

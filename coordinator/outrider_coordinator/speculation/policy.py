@@ -112,7 +112,7 @@ class DraftLengthPolicy:
         if controller is not None:
             controller.leave(session)
 
-    def forget(self, target: object) -> None:
+    def remove_target(self, target: object) -> None:
         """The target is lost: when it is back, it may be another process."""
         self._controllers.pop(target, None)
         self._orders.pop(target, None)
@@ -125,8 +125,10 @@ class DraftLengthPolicy:
         self._order_of[session] = order = self._orders[target]
         order.enter()
 
-    def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int, *, draft_lag: int) -> None:
-        """A step of the session was judged; ``draft_lag``: committed tokens that its draft lacks.
+    def note_verdict(
+        self, session: ControlledSession, num_drafted: int, num_accepted: int, *, num_uncomputed: int
+    ) -> None:
+        """A step of the session was judged; ``num_uncomputed``: committed tokens that its draft lacks.
 
         It is learned from once the commands of the message have left, unless it ends a prompt: others wait for that.
         """
@@ -135,13 +137,13 @@ class DraftLengthPolicy:
             order.note(num_accepted + 1)
         controller = self._controller_of.get(session)
         if controller is not None:
-            controller.add_verdict((session, num_drafted, num_accepted, draft_lag))
+            controller.add_verdict((session, num_drafted, num_accepted, num_uncomputed))
 
-    def note_text_taken(self, session: ControlledSession, *, draft_lag: int) -> None:
-        """The session's draft has taken in text, and lacks ``draft_lag`` committed tokens now."""
+    def note_text_taken(self, session: ControlledSession, *, num_uncomputed: int) -> None:
+        """The session's draft has taken in text, and lacks ``num_uncomputed`` committed tokens now."""
         controller = self._controller_of.get(session)
         if controller is not None:
-            controller.note_text_taken(session, draft_lag)
+            controller.note_text_taken(session, num_uncomputed)
 
     def length(self, session: ControlledSession) -> int:
         """The draft length of a session's next step, before it is trimmed to what fits."""

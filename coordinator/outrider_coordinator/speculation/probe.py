@@ -40,7 +40,7 @@ class Probe:
         """Let the sessions draft whose drafts lack least text; none where few tokens are left of most."""
         num_tokens = (_STEPS + 1) * (_LENGTH + 1)
         lasting = [session for session in sessions if session.limit and session.num_left >= num_tokens]
-        lasting.sort(key=lambda session: (session.draft_lag, session.num_probes))
+        lasting.sort(key=lambda session: (session.num_uncomputed, session.num_probes))
         chosen = lasting[: min(_MAX_SESSIONS, (len(lasting) + 1) // 2)]
         if not chosen:
             return
@@ -49,7 +49,7 @@ class Probe:
         for session in chosen:
             session.num_probes += 1
             session.length = min(_LENGTH, session.limit)
-        text_s = text_token_s * sum(session.draft_lag for session in chosen)
+        text_s = text_token_s * sum(session.num_uncomputed for session in chosen)
         price_s = text_s + (_STEPS + SWITCH_ROUNDS) * round_s
         self._due_s = now + min(price_s / _MAX_TIME_SHARE, _MAX_PAUSE_S)
 

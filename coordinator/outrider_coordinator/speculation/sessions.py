@@ -30,8 +30,9 @@ class ControlledSession:
     """Draft length and timing of one session."""
 
     __slots__ = (
-        "began_s", "context", "draft_lag", "has_begun", "has_drafted", "has_ever_drafted", "is_ahead", "length",
-        "limit", "max_tokens", "num_left", "num_probes", "num_rounds", "num_states", "reads_states", "round_began",
+        "began_s", "context", "has_begun", "has_drafted", "has_ever_drafted", "is_ahead", "length", "limit",
+        "max_tokens", "num_left", "num_probes", "num_rounds", "num_states", "num_uncomputed", "reads_states",
+        "round_began",
     )  # fmt: skip
 
     def __init__(
@@ -48,7 +49,7 @@ class ControlledSession:
         """Positions whose hidden states were asked for, and that its draft has not taken."""
         self.length = 0
         """Draft length of the next step."""
-        self.num_rounds = self.num_probes = self.draft_lag = 0
+        self.num_rounds = self.num_probes = self.num_uncomputed = 0
         self.has_drafted = self.has_ever_drafted = False
         """True if the last step, or any on this target, had draft tokens."""
         self.round_began: float | None = None
@@ -71,14 +72,14 @@ class ControlledSession:
         self.has_drafted = self.has_ever_drafted = False
         self.length = min(length, self.limit)
 
-    def note_verdict(self, now: float, num_drafted: int, num_accepted: int, draft_lag: int) -> float | None:
+    def note_verdict(self, now: float, num_drafted: int, num_accepted: int, num_uncomputed: int) -> float | None:
         """Take in one verdict; returns when the judged round began, or None where it cannot be timed: one in which a
         session starts to draft may include prefill of its draft.
         """
         began = None if num_drafted and not self.has_drafted else self.round_began
         self.num_left -= num_accepted + 1
         self.context += num_accepted + 1
-        self.round_began, self.has_drafted, self.draft_lag = now, num_drafted > 0, draft_lag
+        self.round_began, self.has_drafted, self.num_uncomputed = now, num_drafted > 0, num_uncomputed
         self.num_rounds += 1
         self.has_ever_drafted |= num_drafted > 0
         return began
@@ -137,9 +138,9 @@ class Population:
         return 2 * sum(session.is_new for session in self._sessions) > len(self._sessions)
 
     @property
-    def lag(self) -> int:
+    def num_uncomputed(self) -> int:
         """Committed tokens that the drafts lack together."""
-        return sum(session.draft_lag for session in self._sessions if session.limit)
+        return sum(session.num_uncomputed for session in self._sessions if session.limit)
 
     @property
     def context(self) -> float:

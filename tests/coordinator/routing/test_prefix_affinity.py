@@ -30,7 +30,7 @@ def test_salts_are_kept_apart_and_a_lost_replica_is_forgotten() -> None:
     affinity.note("first", CommittedTokens(TEXT), "one")
     affinity.note("second", CommittedTokens(TEXT), "two")
     assert [affinity.find(CommittedTokens(TEXT), salt) for salt in ("one", "two", "")] == ["first", "second", None]
-    affinity.forget("first")
+    affinity.remove("first")
     assert [affinity.find(CommittedTokens(TEXT), salt) for salt in ("one", "two")] == [None, "second"]
 
 
@@ -83,6 +83,6 @@ def test_nothing_learned_of_a_target_outlives_its_loss() -> None:
     lost: Any = object()
     policy.enter(policy.session(None), lost)
     policy.enter(policy.session(None), "another")
-    Placement(services, policy).forget_target(lost)
+    Placement(services, policy).remove_target(lost)
     assert policy.controller(lost) is None
     assert policy.controller("another") is not None

@@ -81,8 +81,10 @@ class Known(DraftLengthPolicy):
     def lengths(self, sessions: Sequence[ControlledSession]) -> list[int]:
         return [4] * len(sessions)
 
-    def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int, *, draft_lag: int) -> None:
-        self.lags.append(draft_lag)
+    def note_verdict(
+        self, session: ControlledSession, num_drafted: int, num_accepted: int, *, num_uncomputed: int
+    ) -> None:
+        self.lags.append(num_uncomputed)
 
 
 def sole(

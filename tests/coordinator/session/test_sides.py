@@ -29,7 +29,7 @@ def opened_side(*, layers: tuple[int, ...] = ()) -> DraftSide:
 )
 def test_a_draft_holds_its_own_accepted_tokens(opened: int, num_accepted: int, held: int) -> None:
     side = opened_side()
-    side.settle(Drafted((7, 8, 9), None, opened), num_accepted)
+    side.note_verdict(Drafted((7, 8, 9), None, opened), num_accepted)
     assert side.held == held
 
 

@@ -189,9 +189,11 @@ class Ahead(DraftLengthController):
 
     is_set = False
 
-    def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int, *, draft_lag: int) -> None:
+    def note_verdict(
+        self, session: ControlledSession, num_drafted: int, num_accepted: int, *, num_uncomputed: int
+    ) -> None:
         session.is_ahead = self.is_set
-        super().note_verdict(session, num_drafted, num_accepted, draft_lag=draft_lag)
+        super().note_verdict(session, num_drafted, num_accepted, num_uncomputed=num_uncomputed)
 
 
 def test_rounds_ahead_that_do_not_pay_are_given_up_though_none_is_timed() -> None:

@@ -76,7 +76,7 @@ def test_a_change_of_the_mode_is_told_in_the_log_with_its_reason(caplog: pytest.
                 policy.enter(session, TARGET)
             policy.begin(TARGET, 1.0)
             for session in arrived:
-                policy.note_verdict(session, 0, 0, draft_lag=4000)
+                policy.note_verdict(session, 0, 0, num_uncomputed=4000)
             policy.end(TARGET, ForwardReport(1, 1, 1, 4_000_000, len(arrived), len(arrived) * 40, 0))
             policy.choose(TARGET)
     controller = policy.controller(TARGET)

@@ -50,7 +50,7 @@ def test_sessions_count_for_the_order_of_their_target_alone(
     for target in ("first", "second"):
         policy.enter(session, target)
     for _ in range(2 * order.TOKENS_OF_WINDOW):
-        policy.note_verdict(session, 4, 3, draft_lag=0)
+        policy.note_verdict(session, 4, 3, num_uncomputed=0)
     assert changes[0] == ("second", True)
 
 
@@ -65,7 +65,7 @@ def test_the_load_switches_a_controlled_policy_off_too() -> None:
     session = policy.session(None)
     policy.enter(session, "target")
     policy.begin("target", 1.0)
-    policy.note_verdict(session, 0, 0, draft_lag=0)
+    policy.note_verdict(session, 0, 0, num_uncomputed=0)
     assert policy.length(session) > 0
     policy.num_requests = 2
     assert policy.length(session) == 0
@@ -79,7 +79,7 @@ def test_a_request_bounds_what_a_controller_chooses() -> None:
     for session in (none, one):
         policy.enter(session, "target")
         policy.begin("target", 1.0)
-        policy.note_verdict(session, 0, 0, draft_lag=0)
+        policy.note_verdict(session, 0, 0, num_uncomputed=0)
     assert (policy.length(none), policy.length(one)) == (0, 1)
     assert policy.no_draft_reason(none) is WithoutDraft.NOT_ASKED
 
@@ -90,7 +90,7 @@ def test_nothing_is_drafted_on_a_target_that_takes_a_prompt_in() -> None:
     for session, target in ((running, "a"), (elsewhere, "b")):
         policy.enter(session, target)
         policy.begin(target, 1.0)
-        policy.note_verdict(session, 0, 0, draft_lag=0)
+        policy.note_verdict(session, 0, 0, num_uncomputed=0)
     policy.enter(coming, "a")
     assert policy.length(running) == 0
     assert policy.no_draft_reason(running) is WithoutDraft.PROMPTS
@@ -106,10 +106,10 @@ def test_a_batchs_lengths_are_those_of_its_sessions_by_one_look_at_its_controlle
     for session in sessions:
         policy.enter(session, "target")
 
-    def note_step(*, draft_lag: int) -> None:
+    def note_step(*, num_uncomputed: int) -> None:
         policy.begin("target", 1.0)
         for session in sessions:
-            policy.note_verdict(session, 0, 0, draft_lag=draft_lag)
+            policy.note_verdict(session, 0, 0, num_uncomputed=num_uncomputed)
         policy.end("target", None)
         policy.choose("target")
 
@@ -121,9 +121,9 @@ def test_a_batchs_lengths_are_those_of_its_sessions_by_one_look_at_its_controlle
         return lengths, are_plain
 
     assert answers() == ([0, 0, 0], [True] * 3)  # prompts are computed
-    note_step(draft_lag=128)
+    note_step(num_uncomputed=128)
     assert answers() == ([0, 0, 0], [False, True, False])  # drafts are brought their text
-    note_step(draft_lag=0)
+    note_step(num_uncomputed=0)
     lengths, are_plain = answers()
     assert lengths[0] > 0 and lengths[1:] == [0, min(lengths[0], 2)]
     assert are_plain == [False, True, False]
@@ -141,10 +141,10 @@ def test_what_a_draft_has_taken_in_is_newer_than_verdicts_that_wait_to_be_learne
     for session in sessions:
         policy.enter(session, "target")
 
-    def hear(draft_lag: int) -> None:
+    def hear(num_uncomputed: int) -> None:
         policy.begin("target", 1.0)
         for session in sessions:
-            policy.note_verdict(session, 0, 0, draft_lag=draft_lag)
+            policy.note_verdict(session, 0, 0, num_uncomputed=num_uncomputed)
         policy.end("target", None)
 
     hear(128)
@@ -152,10 +152,10 @@ def test_what_a_draft_has_taken_in_is_newer_than_verdicts_that_wait_to_be_learne
     assert policy.take_begun_draft_prefill("target")
     hear(129)
     for session in sessions:
-        policy.note_text_taken(session, draft_lag=1)
+        policy.note_text_taken(session, num_uncomputed=1)
     policy.note_proposals("target", _text_taken(len(sessions)))
     policy.choose("target")
-    assert [session.draft_lag for session in sessions] == [1, 1]
+    assert [session.num_uncomputed for session in sessions] == [1, 1]
     assert not any(map(policy.is_prefilling_drafts, sessions))
     assert not policy.take_begun_draft_prefill("target")
 
@@ -207,12 +207,12 @@ def test_a_burst_is_plain_as_it_arrives_unless_sessions_draft_already(has_drafte
     policy.enter(first, "target")
     assert policy.is_to_draft(first)
     policy.begin("target", 1.0)
-    policy.note_verdict(first, 0, 0, draft_lag=0)
+    policy.note_verdict(first, 0, 0, num_uncomputed=0)
     policy.end("target", None)
     policy.choose("target")
     if has_drafted:
         policy.begin("target", 1.1)
-        policy.note_verdict(first, 4, 4, draft_lag=0)
+        policy.note_verdict(first, 4, 4, num_uncomputed=0)
         policy.end("target", None)
         policy.choose("target")
     for session in others:
@@ -225,12 +225,12 @@ def test_a_target_that_is_lost_is_learned_anew() -> None:
     session = policy.session(None)
     policy.enter(session, "target")
     before = policy.controller("target")
-    policy.forget("target")
+    policy.remove_target("target")
     assert policy.controller("target") is None and not policy.end("target", None)
     policy.leave(session)
     policy.enter(session, "target")
     assert policy.controller("target") is not before
-    policy.forget("another")
+    policy.remove_target("another")
 
 
 def test_the_mean_of_fixed_lengths_is_that_of_the_requests_that_run() -> None:
@@ -289,7 +289,7 @@ def test_every_choice_is_told_in_a_debug_log(caplog: pytest.LogCaptureFixture) -
         with caplog.at_level(level, logger="outrider_coordinator.speculation.policy"):
             for now in (1.0, 1.1, 1.2, 1.3, 1.4):
                 policy.begin("target", now)
-                policy.note_verdict(session, 0, 0, draft_lag=40)
+                policy.note_verdict(session, 0, 0, num_uncomputed=40)
                 policy.end("target", ForwardReport(1, 1, 1, 4_000_000, 0, 0, 0))
                 policy.choose("target")
         told = [record for record in caplog.records if record.message == "draft lengths were chosen"]
@@ -331,8 +331,8 @@ def test_verdicts_on_a_session_that_leaves_are_learned() -> None:
     policy, session, controller = _controlled()
     before = controller.acceptance
     policy.begin("target", 0.0)
-    policy.note_verdict(session, 0, 0, draft_lag=0)
-    policy.note_verdict(session, 4, 4, draft_lag=0)
+    policy.note_verdict(session, 0, 0, num_uncomputed=0)
+    policy.note_verdict(session, 4, 4, num_uncomputed=0)
     policy.leave(session)
     policy.end("target", None)
     policy.choose("target")

@@ -11,7 +11,7 @@ PLAIN_S = 0.005
 def sessions_of(count: int, *, num_left: int = 100) -> list[ControlledSession]:
     sessions = [ControlledSession(8, max_tokens=num_left) for _ in range(count)]
     for place, session in enumerate(sessions):
-        session.draft_lag = place
+        session.num_uncomputed = place
     return sessions
 
 
@@ -30,7 +30,7 @@ def test_a_probe_takes_the_sessions_that_lack_least_text_for_two_steps() -> None
 def test_drafts_that_lack_much_text_are_probed_again_after_twenty_seconds() -> None:
     probe, sessions = Probe(), sessions_of(4)
     for session in sessions:
-        session.draft_lag = 100_000
+        session.num_uncomputed = 100_000
     probe.begin(0.0, sessions, PLAIN_S, 1e-5)
     probe.sessions.clear()
     assert not probe.is_due(19.9) and probe.is_due(20.1)

@@ -31,7 +31,7 @@ class Replay:
             controller.begin(MICROSECONDS * values[0])
         elif name == "note_verdict":
             session, num_drafted, num_accepted, lag = values
-            controller.note_verdict(self._sessions[session], num_drafted, num_accepted, draft_lag=lag)
+            controller.note_verdict(self._sessions[session], num_drafted, num_accepted, num_uncomputed=lag)
         elif name == "note_draft":
             controller.note_draft(max(1, values[1] // max(values[0], 1)), values[0], MICROSECONDS * values[2])
         else:
