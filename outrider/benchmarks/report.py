@@ -108,7 +108,7 @@ def _contents(root: Path) -> Iterable[tuple[Path, str]]:
     if drawing:
         yield root / RESULTS / _PLOT, drawing
     serving = [result for result in results if result.kind == "serve"]
-    parts = [_link(drawing), _when(serving), user_tables(serving), render(results), runs_table(results)]
+    parts = [_link(drawing), _when(results), user_tables(serving), render(results), runs_table(results)]
     yield root / RESULTS / "README.md", _HEAD + "\n".join(filter(None, parts))
     readme = root / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.exists() else ""
