@@ -91,7 +91,7 @@ class Result:
     """One run of one benchmark."""
 
     kind: str
-    """"serve", "interference", "engine", "kernels", "rpc", "step", "tracing", "planes" or "peers"."""
+    """"serve", "interference", "engine", "kernels", "rpc", "step", "tracing" or "peers"."""
     name: str
     created_at: str
     """UTC, ISO 8601."""

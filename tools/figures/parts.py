@@ -72,16 +72,6 @@ def _forward(batch_size: int, num_tokens: int) -> dict[str, int]:
     return {"batch_size": batch_size, "num_tokens": num_tokens}
 
 
-def _planes(name: str, other: str, kinds: str, wanted_us: int) -> CommandRow:
-    return CommandRow(
-        name,
-        ("scripts/tensor_plane_times.py",),
-        ("--device", "cuda:0", "--other", other, "--kinds", kinds),
-        ("--steps", "12", "--kinds", "shared_memory,gloo"),
-        wanted=f"{wanted_us} us more a step",
-    )
-
-
 _FORWARDS = Part("rows", "forwards of some rows, and one long context beside 31 short ones", (
     _engine("rows", "target", (*_flags("--num-tokens", 1, 5, 8, 9), "--most-tokens", "320", "--draft-length", "0"),
             batch_sizes=(8, 32, 33, 64), comparisons=(
@@ -111,7 +101,7 @@ _ENGINE = Part("engine", "the target's forward and the draft's loop", (
         *_flags("--sampling", '{"temperature": 0}', *_SAMPLED)), context=256, batch_sizes=(1, 8, 32, 64, 128, 256)),
 ))  # fmt: skip
 _CHANGING = Part("changing", "1, 128, 1, 8, then 32 users; acceptance that falls from .9 to .3 in the middle", (
-    CommandRow("changing-users", ("tools/compare_changing_loads.py", "{address}", "--device", "{device}"),
+    CommandRow("changing-users", ("tools/figures/changing_loads.py", "{address}", "--device", "{device}"),
                _flags("--phase", "1x8", "128x2", "1x8", "8x4", "32x4"),
                (*_flags("--phase", "1x2", "2x2", "1x2"), "--input-len", "32", "--output-len", "16", "--runs", "1"),
                services=Services(with_fixed=False)),
@@ -210,10 +200,6 @@ PARTS = (
     *(_two_cards(name, flags) for name, flags in _ARRANGEMENTS.items()),
     _FORWARDS,
     _ENGINE,
-    Part("planes", "hidden states between two processes on one card", (
-        _planes("planes", "cuda:0", "cuda_ipc,shared_memory", 50),)),
-    Part("planes2", "hidden states between two cards", (
-        _planes("planes2", "cuda:1", "cuda_ipc,nccl,shared_memory", 100),), num_cards=2),
     *_HOST,
     Part("vllm", "vLLM on the same pair, by the command of --vllm", (PeerRow("vllm"),)),
 )  # fmt: skip

@@ -12,7 +12,6 @@ from outrider.benchmarks.tables.cells import commit, table
 from outrider.benchmarks.tables.parts import (
     engine_table,
     kernels_table,
-    planes_table,
     rpc_table,
     step_table,
     tracing_table,
@@ -29,7 +28,6 @@ TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "rpc": rpc_table,
     "step": step_table,
     "tracing": tracing_table,
-    "planes": planes_table,
     "peers": peers_table,
     "interference": interference_table,
 }

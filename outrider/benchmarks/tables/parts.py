@@ -129,24 +129,3 @@ def tracing_table(results: Sequence[Result]) -> str:
     makings = [f"{number(median_of(result, MAKING, arm=SAMPLED), 0)} us (`{result.name}`)" for result in results]
     note = f"In threads of their own all three make and encode a sampled step's spans: {', '.join(makings)}."
     return table("What tracing adds to a step's loop, us", heads, rows, [note]) if rows else ""
-
-
-def planes_table(results: Sequence[Result]) -> str:
-    """Hidden states between two processes."""
-    heads = ["run", "device", "plane", "bytes", "from", "to", "step without, us", "more with states, us"]
-    rows = [
-        [
-            f"`{result.name}`",
-            device(result),
-            str(series.labels["plane"]),
-            str(series.labels["num_bytes"]),
-            str(result.configuration["from"]),
-            str(result.configuration["to"]),
-            number(median_of(result, "without", plane=str(series.labels["plane"])), 0),
-            number(series.median, 0),
-        ]
-        for result in results
-        for series in result.series
-        if series.name == "added"
-    ]
-    return table("Hidden states from the target's process to the draft's", heads, rows, []) if rows else ""

@@ -81,13 +81,6 @@ def _step(result: Result) -> Iterable[Line]:
             yield what, f"{number(series.median, 3)} ms"
 
 
-def _planes(result: Result) -> Iterable[Line]:
-    for series in result.series:
-        if series.name == "added":
-            what = f"{series.labels['plane']}, {series.labels['num_bytes']} bytes: more a step"
-            yield what, f"{number(series.median, 0)} us"
-
-
 def _tracing(result: Result) -> Iterable[Line]:
     for place in PLACES:
         added = [number(added_us(result.series, place, arm), 1) for arm in (SAMPLED, NOT_SAMPLED)]
@@ -108,6 +101,5 @@ LINES: dict[str, Callable[[Result], Iterable[Line]]] = {
     "rpc": _rpc,
     "step": _step,
     "tracing": _tracing,
-    "planes": _planes,
     "peers": _peers,
 }

@@ -1,6 +1,6 @@
 """Compare chosen draft lengths with plain decoding while the number of users changes, on services that run already.
 
-    python tools/compare_changing_loads.py ADDRESS --phase 1x8 --phase 128x2 --phase 1x8
+    python tools/figures/changing_loads.py ADDRESS --phase 1x8 --phase 128x2 --phase 1x8
 
 Each phase is USERSxREQUESTS: a number of users, each with a number of requests one after the other. The phases follow
 each other without a pause; the arms, speculation (chosen lengths) and baseline (plain), take turns. One line for each
