@@ -34,25 +34,25 @@ class DraftSessions:
     """Properties of sessions for a draft loop that do not change between their steps."""
 
     kvs: list[KVSequence]  # [B]
-    lags: list[int] | None  # [B] first tokens of the texts that these lack; None: no sequence lacks any
+    kv_offsets: list[int] | None  # [B] first tokens of the texts that these lack; None: no sequence lacks any
     metadata: MetadataBatch
     longest: list[int]  # [B] tokens, drafted ones included
 
     @classmethod
-    def of(cls, sessions: Sequence[Session[Any]], kvs: list[KVSequence], lags: list[int]) -> DraftSessions:
+    def of(cls, sessions: Sequence[Session[Any]], kvs: list[KVSequence], kv_offsets: list[int]) -> DraftSessions:
         """Sessions whose tokens are drawn in loops."""
         states: list[Any] = [session.executor_state for session in sessions]
         metadata = MetadataBatch.of([state.metadata for state in states])
         # A drafted token's own KV is not computed, so that the last may stand just past the reservation.
         longest = [min(session.open.max_length, session.reserved_length + 1) for session in sessions]
-        return cls(kvs, lags if any(lags) else None, metadata, longest)
+        return cls(kvs, kv_offsets if any(kv_offsets) else None, metadata, longest)
 
     def selected(self, places: NDArray[np.intp]) -> DraftSessions:
         """Sessions at these indices."""
         own = places.tolist()
         return DraftSessions(
             [self.kvs[place] for place in own],
-            [self.lags[place] for place in own] if self.lags else None,
+            [self.kv_offsets[place] for place in own] if self.kv_offsets else None,
             self.metadata.selected(places),
             [self.longest[place] for place in own],
         )

@@ -189,7 +189,7 @@ class HeadSteps:
         config = self._runner.head.config
         width = config.target_hidden_size * len(config.hidden_state_layers)
         states = torch.zeros(len(sequences), width, dtype=self._runner.head.dtype, device=self._runner.device)
-        rows = [DraftRow(self._metadata, each, [0], length, each.length + 2, lag=1) for each in sequences]
+        rows = [DraftRow(self._metadata, each, [0], length, each.length + 2, kv_offset=1) for each in sequences]
         return lambda: self._runner.draft(rows, HeadStateRows([states]))
 
 

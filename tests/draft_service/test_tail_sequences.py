@@ -64,12 +64,12 @@ def test_proposals_are_those_for_the_end_of_the_text(driver: Driver) -> None:
     drafts = driver.one(opened(), extend_item(0, 2, TEXT, 5)).token_ids
     assert len(drafts) == 5
     sequence = held(driver)
-    assert (sequence.lag, sequence.length) == (LEFT_OUT, 604)
+    assert (sequence.kv_offset, sequence.length) == (LEFT_OUT, 604)
     assert list(sequence.token_ids) == [*TEXT, *drafts[:4]]
     assert driver.core.num_pages_free == 256 - 23  # for 92 tokens, until a window of them is held
     end = TEXT[LEFT_OUT:]
     alone = driver.one(opened(1, prompt_length=len(end)), extend_item(1, 2, end, 5))
-    assert (alone.token_ids, held(driver, 1).lag) == (drafts, 0)
+    assert (alone.token_ids, held(driver, 1).kv_offset) == (drafts, 0)
 
 
 def test_it_goes_on_from_accepted_and_from_rejected_tokens(driver: Driver) -> None:
@@ -116,10 +116,10 @@ def test_a_token_to_be_computed_again_that_is_not_held_costs_the_session_alone(d
 def test_a_text_that_is_brought_anew_begins_anew(driver: Driver) -> None:
     driver.one(opened(), extend_item(0, 2, TEXT, 4))
     short = driver.one(extend_item(0, 3, TEXT[:30], 4))
-    assert held(driver).lag == 0
+    assert held(driver).kv_offset == 0
     assert short.token_ids == driver.one(opened(1), extend_item(1, 2, TEXT[:30], 4)).token_ids
     long = driver.one(extend_item(0, 4, TEXT[:300], 4))
-    assert (held(driver).lag, len(long.token_ids)) == (256, 4)
+    assert (held(driver).kv_offset, len(long.token_ids)) == (256, 4)
 
 
 def test_the_end_of_a_text_is_found_in_the_prefix_cache(driver: Driver) -> None:
@@ -138,8 +138,8 @@ def test_a_tail_is_a_window_at_least_and_at_most_one_and_a_half_of_large_ones(
     sequences = TailSequences(windowed.sequences, window)
     assert tail_stride(window) % 256 == 0
     for length in (1, window, window + 255, window + 256, 3 * window + 1000):
-        lag = sequences.lag_of(length)
-        assert min(window, length) <= length - lag <= longest_tail(window)
+        kv_offset = sequences.kv_offset_of(length)
+        assert min(window, length) <= length - kv_offset <= longest_tail(window)
     assert longest_tail(window) <= max(window + 256, 1.5 * window)
 
 
@@ -153,5 +153,5 @@ def test_hashes_are_those_of_the_whole_text(windowed: ModelRunner) -> None:
     chain, rests = sequences.prefix_rests(sequence, 590)
     assert [(chain, rest) for rest in rests] == [prefix_hash(TEXT[:length], b"key") for length in range(590, 601)]
     sequences.truncate(sequence, 0)
-    assert (sequence.lag, sequence.length) == (0, 0)
+    assert (sequence.kv_offset, sequence.length) == (0, 0)
     sequences.release(sequence)

@@ -177,11 +177,13 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         """
         token_ids = part_of(item.token_ids, session.sequence.length - item.num_kept_tokens, len(item.token_ids))
         if not token_ids:
-            kv, lag = session.sequence.kv, session.sequence.lag
+            kv, kv_offset = session.sequence.kv, session.sequence.kv_offset
             if not kv.token_ids:
-                raise InvalidRequestError("num_kept_tokens", f"the first {lag} tokens were left out, and not computed")
+                raise InvalidRequestError(
+                    "num_kept_tokens", f"the first {kv_offset} tokens were left out, and not computed"
+                )
             token_ids = (kv.token_ids[-1],)
-            self.runner.sequences.truncate(kv, item.num_kept_tokens - 1 - lag)
+            self.runner.sequences.truncate(kv, item.num_kept_tokens - 1 - kv_offset)
         length = proposal_length(session.open, item, reserved_length=session.reserved_length)
         state = self._state_of(session)
         return ProposalJob(
@@ -232,7 +234,7 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         """Sessions under rejection whose evidence is what a loop draws from."""
         state = session.executor_state
         has_metadata = isinstance(state, DraftState) and state.metadata is not None and state.metadata.needs_evidence
-        return has_metadata and _may_begin(session) and session.sequence.lag == 0
+        return has_metadata and _may_begin(session) and session.sequence.kv_offset == 0
 
     def matches(self, item: Extend, prepared: Extend) -> bool:
         """True if an item asks for what was begun."""
@@ -248,7 +250,7 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
         """Session data for drawing tokens."""
         sequences = [session.sequence for session in sessions]
         return DraftSessions.of(
-            sessions, [sequence.kv for sequence in sequences], [sequence.lag for sequence in sequences]
+            sessions, [sequence.kv for sequence in sequences], [sequence.kv_offset for sequence in sequences]
         )
 
     @property
@@ -274,7 +276,7 @@ class ModelProposer(PagedExecutor[TailSequence, Extend, ProposalJob, Proposal]):
             and 0 <= min(ids) <= max(ids) < self.runner.config.vocab_size
             and max(batched.draft_lengths.tolist()) <= MAX_DRAFT_LENGTH
         )
-        step.asked = DraftBatch(rows.kvs, rows.metadata, step.bases.tolist(), ids, counts, lengths, rows.lags)
+        step.asked = DraftBatch(rows.kvs, rows.metadata, step.bases.tolist(), ids, counts, lengths, rows.kv_offsets)
         step.asked.guessed_from = None if step.guessed_from is None else step.guessed_from.tolist()
         manager, kept = self.runner.sequences, np.array(step.asked.lengths)
         return is_sound and manager.surely_fit(len(lengths), longest + most) and manager.have_states(rows.kvs, kept)
@@ -333,7 +335,7 @@ def _leave_last(job: ProposalJob, share: int) -> int:
 
 def _draft_row(job: ProposalJob, metadata: DraftMetadata) -> DraftRow:
     count = min(job.draft_length - job.num_drawn, MAX_STEPS)
-    return DraftRow(metadata, job.kv, job.next_tokens(job.num_left), count, job.base, job.sequence.lag)
+    return DraftRow(metadata, job.kv, job.next_tokens(job.num_left), count, job.base, job.sequence.kv_offset)
 
 
 def _masks_of(job: ProposalJob) -> PositionMasks:

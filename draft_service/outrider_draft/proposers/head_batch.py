@@ -39,7 +39,7 @@ def begin_loop(executor: HeadExecutor, step: DecodeBatch, states: StateBatch) ->
         batched.token_ids.tolist(),
         batched.counts.tolist(),
         executor.lengths(step).tolist(),
-        rows.lags,
+        rows.kv_offsets,
     )
     forward = LoopForward(step, executor.runner.begin_draft(drawing, own_rows))
     last_states = own_rows.parts[0].index_select(0, last_places).split(1)  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from outrider.batched import ExtendBatch, StateBatch
 from outrider.errors import OutriderError
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.device_setup import keep_to_set_threads
-from outrider.model_executor.draft_heads.runner import PAIR_LAG, DraftHeadRunner
+from outrider.model_executor.draft_heads.runner import PAIR_OFFSET, DraftHeadRunner
 from outrider.model_executor.draft_heads.state_rows import HeadStateRows
 from outrider.model_executor.draft_loop import MAX_STEPS, DraftMetadata, DraftRow
 from outrider.model_executor.draft_loop.results import Draws
@@ -187,7 +187,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         if not self.runner.max_prefill:
             return None
         kvs = [session.sequence.kv for session in sessions if session.sequence.kv is not None]
-        return DraftSessions.of(sessions, kvs, [PAIR_LAG] * len(kvs))
+        return DraftSessions.of(sessions, kvs, [PAIR_OFFSET] * len(kvs))
 
     @property
     def truncates_batch(self) -> bool:
@@ -252,7 +252,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
         for job in jobs:
             token_ids, own = job.take(job.num_left)
             assert job.metadata is not None  # noqa: S101 - else it does not fit
-            rows.append(DraftRow(job.metadata, job.kv, token_ids, job.draft_length, job.base, PAIR_LAG))
+            rows.append(DraftRow(job.metadata, job.kv, token_ids, job.draft_length, job.base, PAIR_OFFSET))
             states.append(own)
         drawn = self.runner.draft(rows, HeadStateRows(states))
         last_states = last_of_each(states)

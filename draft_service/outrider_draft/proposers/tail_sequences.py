@@ -39,7 +39,7 @@ class TailSequence:
         """Whole blocks of the prefix hash."""
 
     @property
-    def lag(self) -> int:
+    def kv_offset(self) -> int:
         """First tokens of the text that ``kv`` lacks."""
         return len(self.head)
 
@@ -70,10 +70,10 @@ class TailSequences:
         """Leave out the head of a long text, and give an empty sequence what is cached of the rest; how many tokens it
         then has.
         """
-        lag = self.lag_of(len(token_ids))
-        if lag:
-            self._restart(sequence, token_ids[:lag])
-        return lag + self.manager.adopt_prefix(sequence.kv, token_ids[lag:] if lag else token_ids)
+        kv_offset = self.kv_offset_of(len(token_ids))
+        if kv_offset:
+            self._restart(sequence, token_ids[:kv_offset])
+        return kv_offset + self.manager.adopt_prefix(sequence.kv, token_ids[kv_offset:] if kv_offset else token_ids)
 
     def num_pages(self, sequence: TailSequence) -> int:
         """KV pages that it holds."""
@@ -81,35 +81,37 @@ class TailSequences:
 
     def commit(self, sequence: TailSequence, length: int) -> None:
         """The first ``length`` tokens are final: others may share their KV."""
-        self.manager.commit(sequence.kv, length - sequence.lag)
+        self.manager.commit(sequence.kv, length - sequence.kv_offset)
 
     def truncate(self, sequence: TailSequence, length: int) -> None:
         """Keep the first ``length`` tokens. ``InvalidRequestError``, without a change, if KV that the next ones attend
         to was left out or given back.
         """
-        if 0 < length <= sequence.lag:
-            raise InvalidRequestError("length", f"the first {sequence.lag} tokens were left out, and not computed")
-        if sequence.lag and not length:
+        if 0 < length <= sequence.kv_offset:
+            raise InvalidRequestError(
+                "length", f"the first {sequence.kv_offset} tokens were left out, and not computed"
+            )
+        if sequence.kv_offset and not length:
             self._restart(sequence, ())
-        self.manager.truncate(sequence.kv, max(0, length - sequence.lag))
+        self.manager.truncate(sequence.kv, max(0, length - sequence.kv_offset))
 
     def prefix_hash(self, sequence: TailSequence, length: int) -> PrefixHash:
         """Hash of the first ``length`` tokens."""
-        if length < sequence.lag:
+        if length < sequence.kv_offset:
             return prefix_hash(sequence.head[:length], sequence.prefix_hash_key)
-        return self.manager.prefix_hash(sequence.kv, length - sequence.lag)
+        return self.manager.prefix_hash(sequence.kv, length - sequence.kv_offset)
 
     def prefix_rests(self, sequence: TailSequence, start: int) -> tuple[bytes, list[int]]:
         """The chain of the first ``start`` tokens, which are more than were left out, and the running hashes from there
         on, within their block.
         """
-        return self.manager.prefix_rests(sequence.kv, start - sequence.lag)
+        return self.manager.prefix_rests(sequence.kv, start - sequence.kv_offset)
 
     def release(self, sequence: TailSequence) -> None:
         """Give back what it takes."""
         self.manager.release(sequence.kv)
 
-    def lag_of(self, length: int) -> int:
+    def kv_offset_of(self, length: int) -> int:
         """Tokens of a text of that length before its tail; 0 without a window."""
         if self.window is None:
             return 0
@@ -122,5 +124,5 @@ class TailSequences:
         sequence.head = array("i", head)
         chain, _ = prefix_hash(sequence.head, sequence.prefix_hash_key)
         sequence.kv = self.manager.open(
-            sequence.max_length - sequence.lag, sequence.cache_salt, sequence.prefix_hash_key, chain
+            sequence.max_length - sequence.kv_offset, sequence.cache_salt, sequence.prefix_hash_key, chain
         )

@@ -39,7 +39,7 @@ from outrider.model_executor.layers.contract import DeviceBatch
 from outrider.sampling.sampler import Sampler
 from outrider.sampling.support import DraftingRules
 
-PAIR_LAG = 1
+PAIR_OFFSET = 1
 """A sequence of pairs lacks the first token of its text."""
 _CATCH_UPS = (2, 4, 6, 8, 12, MAX_STEPS + 1)
 """Pairs of a row for which first steps are captured: of all that a step has committed, since those of drafted tokens

@@ -73,8 +73,8 @@ class DraftBatch:
     token_ids: list[int]  # [T]
     counts: Sequence[int]  # [B] of those, as ``DraftRow.token_ids``
     num_drafts: Sequence[int]  # [B]
-    lags: Sequence[int] | None = None  # [B]
-    """Values of ``DraftRow.lag``; None: all are 0."""
+    kv_offsets: Sequence[int] | None = None  # [B]
+    """Values of ``DraftRow.kv_offset``; None: all are 0."""
     positions: Sequence[int] | None = None  # [B]
     """Tokens of each text before its first draw; None: ``bases``, no draft was appended before."""
     guessed_from: Sequence[int] | None = None  # [B]
@@ -87,8 +87,12 @@ class DraftBatch:
     """The tokens that are appended to each."""
 
     def __post_init__(self) -> None:
-        positions, lags = self.positions or self.bases, self.lags
-        self.contexts = [length - lag for length, lag in zip(positions, lags, strict=True)] if lags else positions
+        positions, kv_offsets = self.positions or self.bases, self.kv_offsets
+        self.contexts = (
+            [length - kv_offset for length, kv_offset in zip(positions, kv_offsets, strict=True)]
+            if kv_offsets
+            else positions
+        )
         self.lengths = [context - count for context, count in zip(self.contexts, self.counts, strict=True)]
         ids, ends = self.token_ids, itertools.accumulate(self.counts)
         self.texts = [ids[end - count : end] for end, count in zip(ends, self.counts, strict=True)]
@@ -103,8 +107,8 @@ class DraftBatch:
             [token_id for row in rows for token_id in row.token_ids],
             [len(row.token_ids) for row in rows],
             [row.num_drafts for row in rows],
-            [row.lag for row in rows],
-            [row.sequence.length + len(row.token_ids) + row.lag for row in rows],
+            [row.kv_offset for row in rows],
+            [row.sequence.length + len(row.token_ids) + row.kv_offset for row in rows],
         )
 
     def words(self) -> IntArray:  # [B, NUM_COLUMNS]
@@ -125,8 +129,10 @@ class DraftBatch:
 
     def rows(self) -> list[DraftRow]:
         """One by one; their sequences are to be truncated to what is kept."""
-        lags = self.lags or [0] * len(self.sequences)
-        heads = zip(self.metadata.each, self.sequences, self.texts, self.num_drafts, self.bases, lags, strict=True)
+        kv_offsets = self.kv_offsets or [0] * len(self.sequences)
+        heads = zip(
+            self.metadata.each, self.sequences, self.texts, self.num_drafts, self.bases, kv_offsets, strict=True
+        )
         return [DraftRow(*head) for head in heads]
 
 

@@ -64,7 +64,7 @@ class DraftRow:
     """Tokens to draw, 1 to ``MAX_STEPS``; all but the last are appended too."""
     base: int
     """Committed tokens when the proposal was made; keys the random streams."""
-    lag: int = 0
+    kv_offset: int = 0
     """First tokens of the text that the sequence lacks: 1 for a head, whose KV is of pairs; many for a model with a
     window, which reads the end of a long text.
     """

@@ -204,7 +204,7 @@ def as_batch(rows: list[DraftRow]) -> DraftBatch:
         [token_id for row in rows for token_id in row.token_ids],
         [len(row.token_ids) for row in rows],
         [row.num_drafts for row in rows],
-        [row.lag for row in rows],
+        [row.kv_offset for row in rows],
     )
 
 

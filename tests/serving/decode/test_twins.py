@@ -193,7 +193,7 @@ class LongTwins(Twins):
         return (*read, report and report[0])
 
     def _pages_of(self, sequence: Any) -> list[int]:
-        return [sequence.lag, len(sequence.kv.held_pages())]
+        return [sequence.kv_offset, len(sequence.kv.held_pages())]
 
 
 @pytest.mark.parametrize("samplings", [pytest.param(GREEDY, marks=pytest.mark.integration), SAMPLED])
