@@ -28,7 +28,7 @@ from outrider.process.cpu_affinity.keeper import pinned_to_cpus
 from outrider.process.discovery import RemoteReplicas
 from outrider.process.hosting import run_process
 from outrider.process.model_files import with_local_tokenizer
-from outrider.process.tuning import settle_process
+from outrider.process.tuning import freeze_objects
 from outrider.process.watchdog import loop_watched
 from outrider.telemetry.metrics.serving import metrics_served, read_on
 from outrider.telemetry.stats_logger import coordinator_fields, log_stats
@@ -75,7 +75,7 @@ async def _serve(
     stats_task = asyncio.create_task(log_stats(settings.log_interval_s, coordinator.readings, coordinator_fields))
     try:
         if await _unless(ending.begun, coordinator.start()):
-            settle_process()
+            freeze_objects()
             with loop_watched(settings.hang_timeout_s):
                 async with pinned_to_cpus(settings.num_awake_processors, lambda: coordinator.num_running > 0):
                     await ending.begun.wait()

@@ -75,15 +75,15 @@ class LoopForward:
         drawn = self._drawing.finish()
         computed = time.perf_counter_ns()
         if isinstance(drawn, DrawnBatch):
-            return drawn_output(self._step, drawn, computed, self._drawing.settle)
-        self._drawing.settle()
+            return drawn_output(self._step, drawn, computed, self._drawing.postprocess)
+        self._drawing.postprocess()
         return output_of(self._step, drawn, computed)
 
 
 def drawn_output(
-    step: DecodeBatch, drawn: DrawnBatch, computed_ns: int, settle: Callable[[], None] | None = None
+    step: DecodeBatch, drawn: DrawnBatch, computed_ns: int, postprocess: Callable[[], None] | None = None
 ) -> ExecutorOutput[Proposal]:
-    """Draws for the sessions of a step; ``settle`` as in ``ExecutorOutput``."""
+    """Draws for the sessions of a step; ``postprocess`` as in ``ExecutorOutput``."""
     batched, supports = step.batched, drawn.supports
     answers: AnswerBatch[Proposal] = AnswerBatch(
         batched.sessions,
@@ -95,7 +95,7 @@ def drawn_output(
         Proposal,
         supports=None if supports is None else SupportBatch(supports.counts, supports.token_ids, supports.probs),
     )
-    return ExecutorOutput((), computed_ns, batched=answers, settle=settle)
+    return ExecutorOutput((), computed_ns, batched=answers, postprocess=postprocess)
 
 
 def output_of(step: DecodeBatch, drawn: Sequence[Draws], computed_ns: int) -> ExecutorOutput[Proposal]:

@@ -21,7 +21,7 @@ from outrider.gateway.middleware import caller_key
 from outrider.gateway.served_model import ModelWatch
 from outrider.gateway.timed_protocol import TimedProtocol
 from outrider.gateway.watching import HttpWatch
-from outrider.process.tuning import settle_process
+from outrider.process.tuning import freeze_objects
 from outrider.process.watchdog import loop_watched
 from outrider.readings import Reading
 from outrider.telemetry.metrics.serving import build_info, metrics_served, read_on
@@ -56,7 +56,7 @@ async def serve(settings: GatewaySettings) -> None:
         host, port = listener.getsockname()[:2]
         _log.info("listening on %s://%s:%s", scheme, host, port)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        settle_process()
+        freeze_objects()
         try:
             with loop_watched(settings.hang_timeout_s):
                 await ending.begun.wait()

@@ -24,7 +24,7 @@ from outrider.errors import LoadingError, RequestCancelledError, UnavailableErro
 from outrider.ports import Link
 from outrider.process.cpu_affinity.keeper import pinned_to_cpus
 from outrider.process.loading import LoadingWatch, LoadProgress
-from outrider.process.tuning import settle_process
+from outrider.process.tuning import freeze_objects
 from outrider.process.watchdog import LoopPing, Watchdog
 from outrider.readings import Reading
 from outrider.recording import Recorder
@@ -237,7 +237,7 @@ async def _run(
     try:
         if not ending.begun.is_set():
             await service.warm_up()
-            settle_process()
+            freeze_objects()
             description = await service.describe()
             on_warm(description)
             watchdog.start()

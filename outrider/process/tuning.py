@@ -39,7 +39,7 @@ def _installed_grpc() -> str:
         return ""
 
 
-def settle_process() -> None:
+def freeze_objects() -> None:
     """Called when all permanent objects exist, which the garbage collector then no longer scans."""
     gc.collect()
     gc.freeze()

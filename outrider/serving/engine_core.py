@@ -214,7 +214,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def tidy(self) -> None:
         """Do what no answer waits for; called when the messages of a step have left."""
         answered, self._answered = self._answered, []
-        self.decode.settle()
+        self.decode.postprocess()
         self.decode.put_down(answered)
         self._outputs.hand_over_records()
         if not self.executor.is_asynchronous:  # else it has learned while the device computed
@@ -330,7 +330,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             commands = self.decode.ahead.claim(link_id, commands, arrived)
             if not commands:
                 return
-        self._settle()
+        self._postprocess()
         if self.decode.take_expected(commands, arrived):
             return
         singles, batched, after = self.decode.split(link_id, commands)
@@ -349,7 +349,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         """Plan a step of which a later message is expected to bring the draft tokens, if the device is idle."""
         if self.decode.ahead.has_any:
             return
-        self._settle()
+        self._postprocess()
         if not self.in_flight:
             self.decode.expect(link_id, batched)
 
@@ -361,26 +361,26 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         if isinstance(said, Pushes):
             self.decode.ahead.push(link_id, said)
         elif isinstance(said, ChainStart):
-            self._settle()
+            self._postprocess()
             self.decode.start_chains(link_id, said)
         elif not self.decode.drafts.take(link_id, said) and is_idle:
-            self._settle()
+            self._postprocess()
             if not self.in_flight:
                 self.decode.begin(link_id, said, self._clock())
 
     def drop_link(self, link_id: int) -> None:
         """Release all sessions of the link."""
-        self._settle()
+        self._postprocess()
         self.scheduler.plain.drop_link(link_id)
         self.decode.drop_link(link_id)
         self._inputs.drop_link(link_id)
 
-    def _settle(self) -> None:
+    def _postprocess(self) -> None:
         """Do what was left for later, before anything else happens; wait for a step that nothing has asked for."""
         if self.decode.runs_begun:
             self._outputs.put_messages(self._process_outputs(self._finish(), may_go_on=False))
             self.tidy()
-        self.decode.settle()
+        self.decode.postprocess()
 
     # Sessions.
 
@@ -401,7 +401,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     def end_idle_sessions(self) -> None:
         """End the sessions that have received nothing for the timeout."""
-        self._settle()
+        self._postprocess()
         self.decode.split_all()
         self._idle.end_all()
 

@@ -120,17 +120,17 @@ class ExecutorOutput(Generic[EventT_co]):
     """The answers of a step that came as arrays, if all its sessions have one."""
     plain: LookaheadOutcome | None = None
     """Next tokens of the texts of a plain step, which ``results`` do not contain."""
-    settle: Callable[[], None] | None = None
+    postprocess: Callable[[], None] | None = None
     """Deferred work that no answer waits for, called before the sequences of ``columns`` are used again."""
 
     def one_by_one(self) -> ExecutorOutput[EventT_co]:
         """Output with a result for each job, and settled."""
         if self.batched is None:
             return self
-        if self.settle is not None:
-            self.settle()
+        if self.postprocess is not None:
+            self.postprocess()
         return replace(
-            self, results=list(self.batched.events(range(len(self.batched.sessions)))), batched=None, settle=None
+            self, results=list(self.batched.events(range(len(self.batched.sessions)))), batched=None, postprocess=None
         )
 
 

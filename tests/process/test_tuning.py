@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from outrider.process.tuning import grpc_environment, settle_process
+from outrider.process.tuning import freeze_objects, grpc_environment
 
 _MAINS = [
     *("outrider_coordinator.__main__", "outrider_draft.__main__", "outrider_target.__main__"),
@@ -67,5 +67,5 @@ def test_what_the_environment_says_is_left_alone(monkeypatch: pytest.MonkeyPatch
 
 def test_what_is_there_to_stay_is_not_collected_again() -> None:
     before, kept = gc.get_freeze_count(), [[number] for number in range(1000)]
-    settle_process()
+    freeze_objects()
     assert gc.get_freeze_count() >= before + len(kept)

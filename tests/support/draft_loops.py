@@ -74,5 +74,5 @@ class _Loop(BatchInFlight):
     def draws(self) -> list[Draws]:
         return read_draws(self._arrays.rows(), self._records.numpy(), self._supports.numpy())
 
-    def settle(self) -> None:
+    def postprocess(self) -> None:
         """Sequences hold what was drawn, but for the last token, from the start."""

@@ -25,7 +25,7 @@ from outrider.benchmarks.step.stand_in import make_draft, make_target
 from outrider.config import CoordinatorSettings
 from outrider.process.cpu_affinity.keeper import pinned_to_cpus
 from outrider.process.hosting import run
-from outrider.process.tuning import settle_process
+from outrider.process.tuning import freeze_objects
 from outrider.transport.remote import RemoteDraft, RemoteTarget
 from outrider.transport.server import Server, serve_draft, serve_generation, serve_target
 from outrider_coordinator.service import Coordinator
@@ -57,7 +57,7 @@ async def _serving(given: argparse.Namespace) -> AsyncIterator[Server]:
         port_itself = make(busy_s=given.busy_ms / 1e3, acceptance=given.acceptance, note=note)
         num_open = partial(getattr, port_itself, "num_sessions")
         server = await listen(StampedPort(port_itself, stamps, given.role, is_remote=False), host=host, port=port)
-    settle_process()
+    freeze_objects()
     try:
         async with pinned_to_cpus(given.pinned_cpus, num_open):
             yield server

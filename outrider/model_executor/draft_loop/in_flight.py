@@ -45,7 +45,7 @@ class BatchInFlight:
         return self._mark.is_reached()
 
     def finish(self) -> DrawnBatch | list[Draws]:
-        """Wait for the draws: of all rows as arrays, or row by row where one lacks a draw. Then ``settle`` is to be
+        """Wait for the draws: of all rows as arrays, or row by row where one lacks a draw. Then ``postprocess`` is to be
         called, before the sequences are used.
         """
         batched = self._arrays
@@ -55,15 +55,15 @@ class BatchInFlight:
         return self._drawn
 
     def draws(self) -> list[Draws]:
-        """``finish`` and ``settle`` for rows whose evidence may be of several forms: the draws row by row."""
+        """``finish`` and ``postprocess`` for rows whose evidence may be of several forms: the draws row by row."""
         rows = self._arrays.rows()
         with torch.inference_mode():
             found = self._loop.results(self._shape, with_supports=any(row.metadata.needs_evidence for row in rows))
         self._drawn = drawn = read_draws(rows, *found)
-        self.settle()
+        self.postprocess()
         return drawn
 
-    def settle(self) -> None:
+    def postprocess(self) -> None:
         """Say what the ids were that there was room for: sequences that keep drafts then hold all but the last, or the
         ones before the first that failed. Where none failed, they hold as many pages as before.
         """

@@ -170,12 +170,12 @@ class ShortenedForward:
         # A draft has no KV for the last of its own tokens.
         held = (answers.base_lengths + answers.counts - U4.type(1)).tolist()
 
-        def settle() -> None:
-            if output.settle is not None:
-                output.settle()
+        def postprocess() -> None:
+            if output.postprocess is not None:
+                output.postprocess()
             self.truncate(held)
 
-        return replace(output, batched=answers, settle=settle)
+        return replace(output, batched=answers, postprocess=postprocess)
 
 
 def _shortened(result: Any, longest: int) -> Any:  # noqa: ANN401 - an answer or an error

@@ -60,7 +60,7 @@ class _Answered:
     batch: Batch
     forward: ForwardRecord
     bases: Sequence[int]
-    settle: Callable[[], None] | None
+    postprocess: Callable[[], None] | None
     """The executor's (``ExecutorOutput``)."""
     is_pushed: bool = False
     """Nothing of its sessions is committed by it, and none waits for an item."""
@@ -374,7 +374,7 @@ class DecodeBatches:
         """
         if not self.ahead.is_due or self.pending is not None or self.ahead.pause_ns():
             return None
-        self.settle(goes_on=True)
+        self.postprocess(goes_on=True)
         step = self.ahead.next_step(now_ns) if self._scheduler.is_free else None
         if step is None:
             self._take_claims()
@@ -386,8 +386,8 @@ class DecodeBatches:
         if step is None or step.is_asked or not isinstance(step.batched, ScoreBatch):
             return False
         self._running = None
-        if output.settle is not None:
-            output.settle()
+        if output.postprocess is not None:
+            output.postprocess()
         self._take_claims()
         return True
 
@@ -399,7 +399,7 @@ class DecodeBatches:
         """The batch of the loop by which a draft goes on; None if there is none, or something else is due."""
         if not self.is_chain_due or self.pending is not None:
             return None
-        self.settle()
+        self.postprocess()
         step = self.drafts.next_step(now_ns) or self._guesses.next_step(now_ns)
         return None if step is None else Batch([], now_ns, decode=step, num_running=len(step))
 
@@ -426,7 +426,7 @@ class DecodeBatches:
         self._scheduler.note_decode_batch(step)
 
     def answer(self, batch: Batch, step: DecodeBatch, output: ExecutorOutput[Any], ended_ns: int) -> Messages:
-        """The answers of a step as a message; ``settle`` does the rest when it has left."""
+        """The answers of a step as a message; ``postprocess`` does the rest when it has left."""
         self._running = None
         forward = ForwardRecord(
             batch.started_ns, output.computed_ns, ended_ns, len(step), step.num_tokens, output.used_graph
@@ -436,7 +436,7 @@ class DecodeBatches:
         if batched is None:
             raise TypeError("answers that are no columns go one by one")
         is_pushed = step is self.drafts.running or step is self._guesses.running
-        self._answered = _Answered(step, batch, forward, step.bases.tolist(), output.settle, is_pushed)
+        self._answered = _Answered(step, batch, forward, step.bases.tolist(), output.postprocess, is_pushed)
         if step is self.drafts.running:
             return self.drafts.finish(step, batched)
         if step is self._guesses.running:
@@ -490,14 +490,14 @@ class DecodeBatches:
 
     # When answers have left.
 
-    def settle(self, *, goes_on: bool = False) -> None:
+    def postprocess(self, *, goes_on: bool = False) -> None:
         """Do what no answer of a step waits for, and put its sessions down for the next one. ``goes_on``: a step is
         begun now, before the device computes; sessions that go on in it are not put down.
         """
         answered, self._answered = self._answered, None
         if answered is not None:
-            if answered.settle is not None:
-                answered.settle()
+            if answered.postprocess is not None:
+                answered.postprocess()
             if not answered.is_pushed:
                 for session, base in zip(answered.step.sessions, answered.bases, strict=True):
                     self._sessions.commit(session, base)

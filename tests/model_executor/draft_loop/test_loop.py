@@ -260,7 +260,7 @@ def compare_columns_with_rows(seed: int, kinds: set[type]) -> None:
         flight = BatchInFlight(rig.loop, loop_of(command), batched, rig.table)
         assert [row.sequence.length for row in rows] == [row.base + row.num_drafts - 1 for row in rows]
         drawn = flight.finish() if has_rejected else flight.draws()
-        flight.settle()
+        flight.postprocess()
         if has_rejected:
             kinds.add(type(drawn))
         found.append(in_rows(drawn))
@@ -294,7 +294,7 @@ def test_a_row_of_columns_that_cannot_be_drawn_from_ends_there_and_hurts_no_othe
     rig.loop.run(loop_of(command), command.numbers)
     flight = BatchInFlight(rig.loop, loop_of(command), batched, rig.table)
     found = flight.finish()
-    flight.settle()
+    flight.postprocess()
     assert isinstance(found, list)
     check(found[1], one_by_one(good, [1, 2, 3, 4]))
     assert isinstance(found[0].error, NonFiniteLogitsError)

@@ -497,8 +497,8 @@ def shortened(output: ExecutorOutput[Any], longest: list[int]) -> tuple[Executor
     """Results of an output, and the lengths that the sequences are truncated to once it is settled."""
     held: list[int] = []
     found = ShortenedForward(Ended(output), np.array(longest, dtype=U4), held.extend).finish()
-    if found.settle is not None:
-        found.settle()
+    if found.postprocess is not None:
+        found.postprocess()
     return found, held
 
 
@@ -508,7 +508,7 @@ def test_answers_are_told_as_far_as_they_were_asked_for() -> None:
         np.array([4, 2, 9], dtype=U8), np.array([7, 7, 7], dtype=U8), np.array([20, 30, 40], dtype=U4),
         np.array([3, 2, 1], dtype=U4), np.array([1, 2, 3, 4, 5, 6], dtype=U4), (), Proposal,
     )  # fmt: skip
-    output: ExecutorOutput[Any] = ExecutorOutput((), 0, batched=answers, settle=lambda: settled.append(True))
+    output: ExecutorOutput[Any] = ExecutorOutput((), 0, batched=answers, postprocess=lambda: settled.append(True))
     found, held = shortened(output, [1, 5, 1])
     assert found.batched is not None
     assert [event.token_ids for event in found.batched.events(range(3))] == [(1,), (4, 5), (6,)]

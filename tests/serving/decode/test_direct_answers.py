@@ -107,7 +107,7 @@ class Caller:
                     self._held[event.session] = len(self._texts[event.session])
                     self._texts[event.session].append(5)
 
-    def settle(self) -> None:
+    def postprocess(self) -> None:
         """Two rounds, after which the sessions are steady."""
         for _ in range(2):
             self.send(self.batched(self.items()))
@@ -156,7 +156,7 @@ def check_proposals(answers: AnswerBatch[Any], items: Sequence[Any]) -> None:
 
 def test_proposals_of_a_whole_step_go_by_the_channel_of_what_asked_for_them() -> None:
     caller = Caller("draft")
-    caller.settle()
+    caller.postprocess()
     num_whole, (items, batched) = caller.num_whole(), of_channel(caller)
     caller.send(batched)
     caller.run()
@@ -185,7 +185,7 @@ def test_proposals_of_sessions_that_are_not_steady_go_by_it_too(*, takes_batch: 
 
 def test_proposals_of_a_step_that_was_split_go_by_it_too() -> None:
     caller = Caller("draft")
-    caller.settle()
+    caller.postprocess()
     items, batched = of_channel(caller)
     caller.run_released(batched)
     (answers,), events = caller.answered()
@@ -195,7 +195,7 @@ def test_proposals_of_a_step_that_was_split_go_by_it_too() -> None:
 
 def test_proposals_that_go_by_different_channels_go_by_none() -> None:
     caller = Caller("draft")
-    caller.settle()
+    caller.postprocess()
     num_whole, items = caller.num_whole(), caller.items()
     parts = [replace(caller.batched(part), channel=each) for part, each in ((items[:2], 7), (items[2:], 8))]
     caller.send(*parts)
@@ -217,7 +217,7 @@ def test_proposals_of_items_that_go_by_different_channels_go_by_none() -> None:
 @pytest.mark.parametrize("is_first", [True, False])
 def test_proposals_beside_one_that_goes_by_none_go_by_none(*, is_first: bool) -> None:
     caller = Caller("draft")
-    caller.settle()
+    caller.postprocess()
     items = caller.items()
     place = 0 if is_first else 3
     single = replace(items.pop(place), trace_parent="00-" + "1" * 32 + "-" + "2" * 16 + "-01")
@@ -232,7 +232,7 @@ def test_proposals_beside_one_that_goes_by_none_go_by_none(*, is_first: bool) ->
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_scores_of_a_whole_step_say_which_drafts_came_directly(temperature: float) -> None:
     caller = Caller("target", temperature=temperature)
-    caller.settle()
+    caller.postprocess()
     for is_direct in (True, False):
         num_whole, items = caller.num_whole(), caller.items()
         caller.send(replace(caller.batched(items), channel=int(is_direct)))
@@ -249,7 +249,7 @@ def test_scores_of_a_whole_step_say_which_drafts_came_directly(temperature: floa
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_scores_of_a_step_that_was_split_say_it_each(temperature: float, *, is_direct: bool) -> None:
     caller = Caller("target", temperature=temperature)
-    caller.settle()
+    caller.postprocess()
     items = caller.items()
     caller.run_released(replace(caller.batched(items), channel=int(is_direct)))
     answers, events = caller.answered()

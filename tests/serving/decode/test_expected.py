@@ -245,7 +245,7 @@ def test_a_second_plan_takes_the_place_of_the_first() -> None:
 
 def test_nothing_is_planned_while_a_forward_runs() -> None:
     caller = Caller("target")
-    caller.settle()
+    caller.postprocess()
     caller.send(caller.batched(caller.items()))
     caller.switch.is_on = False
     caller.step()
@@ -259,7 +259,7 @@ def test_nothing_is_planned_while_a_forward_runs() -> None:
 @pytest.mark.parametrize("num_spare", [0, 3, 7])
 def test_nothing_is_planned_that_may_want_for_pages(num_spare: int) -> None:
     caller = Caller("target")
-    caller.settle()
+    caller.postprocess()
     manager = caller.executor.runner.sequences
     other = manager.open(4 * manager.pool.num_free)
     manager.extend(other, [1] * (manager.pool.page_size * (manager.pool.num_free - num_spare)))
@@ -297,7 +297,7 @@ def test_pages_of_a_plan_are_there_for_a_session_that_begins() -> None:
 
 def test_sessions_that_expect_no_drafts_are_not_planned() -> None:
     caller = Caller("target")
-    caller.settle()
+    caller.postprocess()
     batched = caller.batched(caller.items())
     lengths = np.array([NUM_DRAFTS, 0, NUM_DRAFTS, NUM_DRAFTS])
     num_free = caller.core.num_pages_free

@@ -40,7 +40,7 @@ class Records:
 
 def traced_caller(role: str) -> tuple[Caller, Records]:
     caller = Caller(role)
-    caller.settle()
+    caller.postprocess()
     records = Records()
     caller.core.recorder = records
     return caller, records

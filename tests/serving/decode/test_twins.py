@@ -147,7 +147,7 @@ class DrawnByForwards:
         for sequence, context in zip(batched.sequences, batched.contexts, strict=True):
             self._manager.replace_tails([sequence], [context], [[0] * (sequence.length - context)])
 
-    def settle(self) -> None:
+    def postprocess(self) -> None:
         tails = [text[context:] for text, context in zip(self._texts, self._arrays.contexts, strict=True)]
         self._manager.replace_tails(self._arrays.sequences, self._arrays.contexts, tails)
 
@@ -269,7 +269,7 @@ class PairsDrawnByForwards:
         ids = [token_id for draws in self._drawn for token_id in draws.token_ids]
         return DrawnBatch(self._arrays.num_drafts, np.array(ids, dtype=np.int32), None)
 
-    def settle(self) -> None:
+    def postprocess(self) -> None:
         """Pairs of drafted tokens are not held."""
 
 

@@ -59,7 +59,7 @@ def _is_empty(core: Core) -> bool:
     return core.scheduler.queue.is_empty and not core.has_work
 
 
-def _settle(core: Core, links: dict[int, Coordinator]) -> None:
+def _postprocess(core: Core, links: dict[int, Coordinator]) -> None:
     for _ in range(200):
         if not core.has_work:
             break
@@ -86,18 +86,18 @@ def test_answers_are_those_of_a_target_that_foresees_nothing(seed: int) -> None:
         while choose.random() < 0.7:
             _step(core, links)
         if number % ROUNDS_OF_A_KIND == 0:
-            _settle(core, links)
+            _postprocess(core, links)
             runner.sequences.check_integrity()
         if choose.random() < 0.005:
             link_id = choose.choice(list(links))
             num_checked += links.pop(link_id).num_checked
             core.drop_link(link_id)
             links[max(link_id, *links) + 1] = Coordinator(core, max(link_id, *links) + 1, choose)
-    _settle(core, links)
+    _postprocess(core, links)
     for link in links.values():
         num_checked += link.num_checked
         link.release_all()
-    _settle(core, links)
+    _postprocess(core, links)
     lookahead, stats = core.scheduler.lookahead, core.stats
     assert _is_empty(core)
     assert lookahead.is_idle

@@ -93,14 +93,14 @@ class _Rig:
             while self.choose.random() < 0.7:
                 self.step()
             if number % ROUNDS_OF_A_KIND == 0:
-                self.settle()
+                self.postprocess()
                 self.runner.sequences.check_integrity()
             if self.choose.random() < 0.005:
                 self.drop(self.choose.choice(list(self.links)))
-        self.settle()
+        self.postprocess()
         for link_id in list(self.links):
             self.drop(link_id)
-        self.settle()
+        self.postprocess()
 
     def drop(self, link_id: int) -> None:
         self.num_checked += self.links.pop(link_id).num_checked
@@ -123,7 +123,7 @@ class _Rig:
         for link in self.links.values():
             link.check_waits()
 
-    def settle(self) -> None:
+    def postprocess(self) -> None:
         for _ in range(200):
             if not self.core.has_work:
                 break
