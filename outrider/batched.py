@@ -347,7 +347,7 @@ class ExtendBatch:
     num_kept_tokens: Column  # [B]
     chains: bytes
     """Chains of the prefix hashes, of those sessions that keep a block or more."""
-    rests: Column  # [B] uint64, running hashes of the prefix hashes
+    hash_tails: Column  # [B] uint64, running hashes of the prefix hashes
     counts: Column  # [B] committed tokens of each
     token_ids: Column  # [T]
     draft_lengths: Column  # [B] tokens asked for
@@ -380,7 +380,7 @@ class ScoreBatch:
     generations: Column  # [B]
     num_kept_tokens: Column  # [B]
     chains: bytes
-    rests: Column  # [B] uint64
+    hash_tails: Column  # [B] uint64
     counts: Column  # [B]
     token_ids: Column  # [T]
     draft_lengths: Column  # [B] draft tokens of each
@@ -413,7 +413,7 @@ class ScoreBatch:
             self.generations[places],
             self.num_kept_tokens[places],
             _chains_at(self, places),
-            self.rests[places],
+            self.hash_tails[places],
             self.counts[places],
             self.token_ids[ragged(self.counts, places)],
             self.draft_lengths[places],
@@ -576,7 +576,7 @@ def _edges(counts: Column) -> list[int]:
 def _heads(batched: CommandBatch) -> Iterator[tuple[int, int, int, PrefixHash]]:
     start = 0
     lists = batched.sessions.tolist(), batched.generations.tolist(), batched.num_kept_tokens.tolist()
-    for session, generation, kept, rest in zip(*lists, batched.rests.tolist(), strict=True):
+    for session, generation, kept, rest in zip(*lists, batched.hash_tails.tolist(), strict=True):
         end = start + chain_size(kept)
         yield session, generation, kept, (batched.chains[start:end], rest)
         start = end

@@ -79,7 +79,7 @@ class PrefixHasher:
             _extend(rest, token_ids[self._start + num_hashed - 1 : length])
         return self._chain, rest[-1]
 
-    def rests(self, token_ids: Sequence[int], start: int, stop: int) -> tuple[bytes, list[int]]:
+    def tails(self, token_ids: Sequence[int], start: int, stop: int) -> tuple[bytes, list[int]]:
         """The chain at ``start``, and the running hashes of the first ``start``, ``start`` + 1, ... ``stop`` of
         ``token_ids``, as far as they are of one block: at least the first.
         """

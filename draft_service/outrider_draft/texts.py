@@ -38,9 +38,9 @@ class PlainSequence:
         """Prefix hash of the first ``length`` tokens; each token is hashed once."""
         return self._prefix_hasher.at(self.token_ids, length)
 
-    def prefix_rests(self, start: int) -> tuple[bytes, list[int]]:
-        """Parts of the prefix hashes of the first ``start`` tokens and more, as ``PrefixHasher.rests`` has them."""
-        return self._prefix_hasher.rests(self.token_ids, start, self.length)
+    def hash_tails(self, start: int) -> tuple[bytes, list[int]]:
+        """Parts of the prefix hashes of the first ``start`` tokens and more, as ``PrefixHasher.tails`` has them."""
+        return self._prefix_hasher.tails(self.token_ids, start, self.length)
 
 
 class PlainSequences:
@@ -69,9 +69,9 @@ class PlainSequences:
         """Prefix hash of the first ``length`` tokens."""
         return sequence.prefix_hash(length)
 
-    def prefix_rests(self, sequence: PlainSequence, start: int) -> tuple[bytes, list[int]]:
+    def hash_tails(self, sequence: PlainSequence, start: int) -> tuple[bytes, list[int]]:
         """The chain at ``start``, and running hashes from there on."""
-        return sequence.prefix_rests(start)
+        return sequence.hash_tails(start)
 
     def release(self, sequence: PlainSequence) -> None:
         """No effect: nothing besides the tokens is held."""

@@ -373,12 +373,12 @@ class KVCacheManager:
         self._require_open(sequence)
         return sequence.prefix_hash(length)
 
-    def prefix_rests(self, sequence: KVSequence, start: int) -> tuple[bytes, list[int]]:
+    def hash_tails(self, sequence: KVSequence, start: int) -> tuple[bytes, list[int]]:
         """The chain of the first ``start`` tokens, and the running hashes of these, of one more and so on, within
         their block.
         """
         self._require_open(sequence)
-        return sequence.prefix_rests(start)
+        return sequence.hash_tails(start)
 
     def num_pages(self, sequence: KVSequence) -> int:
         """Number of pages that the sequence holds, shared ones included; what of ``num_free`` they are, at most."""

@@ -90,9 +90,9 @@ class KVSequence:
             raise ValueError(f"a prefix of {length} tokens of a sequence of {self.length}")
         return self._prefix_hasher.at(self.token_ids, length)
 
-    def prefix_rests(self, start: int) -> tuple[bytes, list[int]]:
-        """Parts of the prefix hashes of the first ``start`` tokens and more, as ``PrefixHasher.rests`` has them."""
-        return self._prefix_hasher.rests(self.token_ids, start, self.length)
+    def hash_tails(self, start: int) -> tuple[bytes, list[int]]:
+        """Parts of the prefix hashes of the first ``start`` tokens and more, as ``PrefixHasher.tails`` has them."""
+        return self._prefix_hasher.tails(self.token_ids, start, self.length)
 
     def check_prefix_hash(self) -> None:
         """Raise ``IntegrityError`` unless the incremental hash equals a new hash of all tokens."""

@@ -63,7 +63,7 @@ class SequenceStore(Protocol[SequenceT_inv]):
         """Prefix hash of the first ``length`` tokens."""
         ...
 
-    def prefix_rests(self, sequence: SequenceT_inv, start: int) -> tuple[bytes, list[int]]:
+    def hash_tails(self, sequence: SequenceT_inv, start: int) -> tuple[bytes, list[int]]:
         """The chain of the first ``start`` tokens, and the running hashes of these, of one more and so on, within
         their block.
         """

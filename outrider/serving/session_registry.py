@@ -131,7 +131,7 @@ class SessionRegistry(Generic[SequenceT]):
         """Hash what a session holds after its ``base`` committed tokens, which its next item may keep a part of; up to
         the end of a block, since blocks are hashed once. The chain, and the running hashes from ``base`` tokens on.
         """
-        return self._store.prefix_rests(session.sequence, base)
+        return self._store.hash_tails(session.sequence, base)
 
     def prefix_hash(self, session: Session[SequenceT], length: int) -> PrefixHash:
         """Prefix hash of a session's first ``length`` tokens."""

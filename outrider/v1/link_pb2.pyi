@@ -433,12 +433,12 @@ class StateBatch(_message.Message):
     def __init__(self, plane_id: _Optional[bytes] = ..., dtype: _Optional[str] = ..., width: _Optional[int] = ..., starts: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., offsets_bytes: _Optional[bytes] = ..., sequences: _Optional[bytes] = ...) -> None: ...
 
 class StepCommands(_message.Message):
-    __slots__ = ("sessions", "generations", "num_kept_tokens", "prefix_chains", "prefix_rests", "counts", "token_ids", "draft_lengths", "draft_token_ids", "support_counts", "support_token_ids", "states", "hidden_states_from", "plane", "channel", "trace_parents", "hidden_states")
+    __slots__ = ("sessions", "generations", "num_kept_tokens", "prefix_chains", "hash_tails", "counts", "token_ids", "draft_lengths", "draft_token_ids", "support_counts", "support_token_ids", "states", "hidden_states_from", "plane", "channel", "trace_parents", "hidden_states")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_CHAINS_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_RESTS_FIELD_NUMBER: _ClassVar[int]
+    HASH_TAILS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -455,7 +455,7 @@ class StepCommands(_message.Message):
     generations: bytes
     num_kept_tokens: bytes
     prefix_chains: bytes
-    prefix_rests: bytes
+    hash_tails: bytes
     counts: bytes
     token_ids: bytes
     draft_lengths: bytes
@@ -468,7 +468,7 @@ class StepCommands(_message.Message):
     channel: int
     trace_parents: _containers.RepeatedScalarFieldContainer[str]
     hidden_states: _containers.RepeatedCompositeFieldContainer[HiddenStates]
-    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., num_kept_tokens: _Optional[bytes] = ..., prefix_chains: _Optional[bytes] = ..., prefix_rests: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., draft_lengths: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., states: _Optional[_Union[StateBatch, _Mapping]] = ..., hidden_states_from: _Optional[bytes] = ..., plane: _Optional[int] = ..., channel: _Optional[int] = ..., trace_parents: _Optional[_Iterable[str]] = ..., hidden_states: _Optional[_Iterable[_Union[HiddenStates, _Mapping]]] = ...) -> None: ...
+    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., num_kept_tokens: _Optional[bytes] = ..., prefix_chains: _Optional[bytes] = ..., hash_tails: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., draft_lengths: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., states: _Optional[_Union[StateBatch, _Mapping]] = ..., hidden_states_from: _Optional[bytes] = ..., plane: _Optional[int] = ..., channel: _Optional[int] = ..., trace_parents: _Optional[_Iterable[str]] = ..., hidden_states: _Optional[_Iterable[_Union[HiddenStates, _Mapping]]] = ...) -> None: ...
 
 class ScoreAhead(_message.Message):
     __slots__ = ("batched", "channel", "proposal_generations")

@@ -150,8 +150,8 @@ def test_hashes_are_those_of_the_whole_text(windowed: ModelRunner) -> None:
     windowed.sequences.extend(sequence.kv, TEXT[LEFT_OUT:])
     for length in (0, 1, 255, 256, 511, 512, 513, 599, 600):
         assert sequences.prefix_hash(sequence, length) == prefix_hash(TEXT[:length], b"key")
-    chain, rests = sequences.prefix_rests(sequence, 590)
-    assert [(chain, rest) for rest in rests] == [prefix_hash(TEXT[:length], b"key") for length in range(590, 601)]
+    chain, tails = sequences.hash_tails(sequence, 590)
+    assert [(chain, rest) for rest in tails] == [prefix_hash(TEXT[:length], b"key") for length in range(590, 601)]
     sequences.truncate(sequence, 0)
     assert (sequence.kv_offset, sequence.length) == (0, 0)
     sequences.release(sequence)

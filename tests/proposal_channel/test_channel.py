@@ -122,7 +122,7 @@ def check_whole(scored: ScoreBatch, sent: AnswerBatch[Proposal], waited: ScoreAh
     assert scored.draft_token_ids.tolist() == sent.token_ids.tolist()
     assert scored.draft_lengths.tolist() == sent.counts.tolist()
     assert scored.generations.tolist() == waited.batched.generations.tolist()
-    assert scored.rests.tolist() == waited.batched.rests.tolist()
+    assert scored.hash_tails.tolist() == waited.batched.hash_tails.tolist()
     if sent.supports is None:
         assert scored.support_counts is None
     else:

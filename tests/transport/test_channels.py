@@ -155,7 +155,7 @@ def test_scores_ahead_bring_no_proposals(name: str, content: bytes) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["sessions", "generations", "num_kept_tokens", "prefix_chains", "prefix_rests", "counts", "token_ids",
+    ["sessions", "generations", "num_kept_tokens", "prefix_chains", "hash_tails", "counts", "token_ids",
      "draft_lengths", "hidden_states_from"],
 )  # fmt: skip
 @pytest.mark.parametrize("change", [-1, 1, -4, 16])

@@ -84,13 +84,13 @@ class PreparedClaims(PreparedScores):
     def _claimed(self, which: Ints, counts: Ints, accepted: Ints, next_ids: Column, new_ids: list[list[int]]) -> Taken:
         self._commit(which, counts, accepted, next_ids, new_ids)
         kept = self._base[which] + accepted
-        rests, chains = self.hashes(kept.tolist(), which)
+        tails, chains = self.hashes(kept.tolist(), which)
         commands = ScoreBatch(
             self.numbers[which],
             self._next_generations[which],
             kept.astype(U4),
             b"".join(chains),
-            np.array(rests, dtype=U8),
+            np.array(tails, dtype=U8),
             np.ones(len(which), dtype=U4),
             next_ids,
             np.zeros(len(which), dtype=U4),

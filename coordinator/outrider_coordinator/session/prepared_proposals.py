@@ -44,8 +44,8 @@ class PreparedProposals(Prepared):
         self._announced = generations if rows[:, col.ANNOUNCED].tolist() == generations.tolist() else None
         self._generations_next = generations + U8.type(1)
         self._kept = self.bases - U4.type(1)
-        rests, chains = self.hashes(rows[:, col.TARGET_HELD].tolist())
-        self._rests, self._chains = np.array(rests, dtype=U8), b"".join(chains)
+        tails, chains = self.hashes(rows[:, col.TARGET_HELD].tolist())
+        self._hash_tails, self._chains = np.array(tails, dtype=U8), b"".join(chains)
         self._ones = np.ones(len(rows), dtype=U4)
         self._hands_over = self.hands_over_states()
 
@@ -107,7 +107,7 @@ class PreparedProposals(Prepared):
             generations,
             self._kept,
             self._chains,
-            self._rests,
+            self._hash_tails,
             self._ones,
             self.rows[:, col.LAST],
             lengths,

@@ -38,7 +38,7 @@ class PreparedTokens(PreparedScores):
 
     def __init__(self, table: SessionTable, index: Ints, rows: Ints) -> None:
         super().__init__(table, index, rows)
-        self._rests = np.array(self._hashes, dtype=U8)
+        self._hash_tails = np.array(self._hashes, dtype=U8)
         self._reads_any = any(flag & col.READS_STATES for flag in self.flags)
 
     @classmethod
@@ -88,7 +88,7 @@ class PreparedTokens(PreparedScores):
             self._next_generations[which],
             kept,
             b"".join(chosen(self._chains, which)),
-            self._rests[which],
+            self._hash_tails[which],
             np.ones(len(kept), dtype=U4),
             tokens,
             nothing,

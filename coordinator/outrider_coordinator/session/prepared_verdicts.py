@@ -60,7 +60,7 @@ class PreparedVerdicts(PreparedScores):
         self._asked_counts = asked.astype(U4).tobytes()
         self._drafts = drafts = table.drafted[index, :width]  # [B, W]
         self._firsts = np.arange(0, drafts.size, width)
-        """Index of each session's first entry in ``_drafts`` and ``_rests``."""
+        """Index of each session's first entry in ``_drafts`` and ``_hash_tails``."""
         self._starts, self._places = self._firsts, None
         """Start of each session's scores among all, and their indices, [B, W], the last repeated; None: they lie so."""
         at, lasts = np.arange(width), counts[:, None] - 1
@@ -84,7 +84,7 @@ class PreparedVerdicts(PreparedScores):
         self._has_ends = table.may_end(itertools.chain.from_iterable(self._draft_lists))
         self._verdicts = _verdicts_on(self.sessions) if self.is_sparse else None
         self._hands_over = self.hands_over_states()
-        self._rests = self._following_hashes(listed)
+        self._hash_tails = self._following_hashes(listed)
         self._crossing = not self.reads_states and any(
             base % BLOCK_TOKENS + count > BLOCK_TOKENS for base, count in zip(self._base.tolist(), listed, strict=True)
         )
@@ -196,19 +196,19 @@ class PreparedVerdicts(PreparedScores):
         accepted, next_ids, lengths = verdicts
         counts, chains = self._counts[which], chosen(self._chains, which)
         at = accepted + self._firsts[which]
-        rests, kept = self._rests.take(at), self._kept.take(at)
+        tails, kept = self._hash_tails.take(at), self._kept.take(at)
         num_new = accepted + 1 if self.reads_states else (accepted == counts) + U4.type(1)
         commit = partial(self._commit, which, accepted, next_ids, lengths, kept)
         if self._crossing:
             commit = partial(list, commit())
             found, chains = self.hashes(kept.tolist(), which)
-            rests = np.array(found, dtype=U8)
+            tails = np.array(found, dtype=U8)
         commands = ExtendBatch(
             self.numbers[which],
             self._next_generations[which],
             kept,
             b"".join(chains),
-            rests,
+            tails,
             num_new,
             self._extend_ids(which, accepted, next_ids, num_new),
             lengths,

@@ -86,9 +86,9 @@ class StateSequences:
         """Hash of the first ``length`` tokens."""
         return sequence.text.prefix_hash(length)
 
-    def prefix_rests(self, sequence: StateSequence, start: int) -> tuple[bytes, list[int]]:
+    def hash_tails(self, sequence: StateSequence, start: int) -> tuple[bytes, list[int]]:
         """The chain at ``start``, and running hashes from there on."""
-        return sequence.text.prefix_rests(start)
+        return sequence.text.hash_tails(start)
 
     def release(self, sequence: StateSequence) -> None:
         """Give back what it takes."""

@@ -101,11 +101,11 @@ class TailSequences:
             return prefix_hash(sequence.head[:length], sequence.prefix_hash_key)
         return self.manager.prefix_hash(sequence.kv, length - sequence.kv_offset)
 
-    def prefix_rests(self, sequence: TailSequence, start: int) -> tuple[bytes, list[int]]:
+    def hash_tails(self, sequence: TailSequence, start: int) -> tuple[bytes, list[int]]:
         """The chain of the first ``start`` tokens, which are more than were left out, and the running hashes from there
         on, within their block.
         """
-        return self.manager.prefix_rests(sequence.kv, start - sequence.kv_offset)
+        return self.manager.hash_tails(sequence.kv, start - sequence.kv_offset)
 
     def release(self, sequence: TailSequence) -> None:
         """Give back what it takes."""

@@ -45,8 +45,8 @@ class BatchInFlight:
         return self._mark.is_reached()
 
     def finish(self) -> DrawnBatch | list[Draws]:
-        """Wait for the draws: of all rows as arrays, or row by row where one lacks a draw. Then ``postprocess`` is to be
-        called, before the sequences are used.
+        """Wait for the draws: of all rows as arrays, or row by row where one lacks a draw. Then ``postprocess`` is to
+        be called, before the sequences are used.
         """
         batched = self._arrays
         with torch.inference_mode():

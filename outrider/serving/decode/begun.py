@@ -25,7 +25,7 @@ from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.stats import ServiceStats
 
-_OF_TEXTS = ("sessions", "num_kept_tokens", "rests", "counts", "token_ids")
+_OF_TEXTS = ("sessions", "num_kept_tokens", "hash_tails", "counts", "token_ids")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,11 +232,11 @@ def extends_after(
     if not found:
         return None
     columns: list[Any] = list(zip(*found, strict=True))
-    sessions, generations, rests = [np.array(columns[place], dtype=U8) for place in (0, 1, 3)]
+    sessions, generations, tails = [np.array(columns[place], dtype=U8) for place in (0, 1, 3)]
     kepts, counts, lengths = [np.array(columns[place], dtype=U4) for place in (2, 4, 5)]
     own = None if states is None else replace(states.selected(np.array(places)), counts=counts.astype(np.int64))
     brought_ids = np.array(token_ids, dtype=U4)
-    return ExtendBatch(sessions, generations, kepts, b"".join(chains), rests, counts, brought_ids, lengths, own)
+    return ExtendBatch(sessions, generations, kepts, b"".join(chains), tails, counts, brought_ids, lengths, own)
 
 
 _TextAfter = tuple[int, list[int], int]

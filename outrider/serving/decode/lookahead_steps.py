@@ -438,7 +438,7 @@ class LookaheadSteps:
         fits &= batched.generations[rows] >= newest
         prefix_hash = self._table.prefix_hash
         hashes = [prefix_hash(session, length) for session, length in zip(sessions, kept.tolist(), strict=True)]
-        fits &= batched.rests[rows] == np.array([rest for _, rest in hashes], dtype=np.uint64)
+        fits &= batched.hash_tails[rows] == np.array([rest for _, rest in hashes], dtype=np.uint64)
         given = np.zeros((len(batched), CHAIN_BYTES), dtype=np.uint8)
         given[has_chain] = np.frombuffer(batched.chains, dtype=np.uint8).reshape(-1, CHAIN_BYTES)
         fits &= (given[rows] == chain_rows([chain for chain, _ in hashes])).all(axis=1)

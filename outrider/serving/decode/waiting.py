@@ -36,7 +36,7 @@ class WaitingSessions:
         self._is_here = [True] * len(sessions)
         self._are_all_here = True
         self._generations = [session.generation for session in sessions]
-        self._rests = [rests for _, rests in hashes]  # [B] of lengths from the base on, within its block
+        self._hash_tails = [tails for _, tails in hashes]  # [B] of lengths from the base on, within its block
         self._chains = [chain for chain, _ in hashes]
         self._all_chains = b"".join(self._chains)
 
@@ -49,7 +49,7 @@ class WaitingSessions:
         self._generations[row] = generation
         if base != self._bases[row]:
             self._bases[row] = base
-            self._chains[row], self._rests[row] = self._table.hash_ahead(self._own.sessions[row], base)
+            self._chains[row], self._hash_tails[row] = self._table.hash_ahead(self._own.sessions[row], base)
             self._all_chains = b"".join(self._chains)
 
     def find(
@@ -91,13 +91,13 @@ class WaitingSessions:
 
         Row by row: of up to some 60 rows arrays take more time, and several times as much where caches are cold.
         """
-        generations, bases, rests, sessions = self._generations, self._bases, self._rests, self._own.sessions
+        generations, bases, tails, sessions = self._generations, self._bases, self._hash_tails, self._own.sessions
         if places is not _ALL:
             generations, bases = [generations[place] for place in places], [bases[place] for place in places]
-            rests, sessions = [rests[place] for place in places], [sessions[place] for place in places]
-        asked = batched.generations.tolist(), batched.num_kept_tokens.tolist(), batched.rests.tolist()
+            tails, sessions = [tails[place] for place in places], [sessions[place] for place in places]
+        asked = batched.generations.tolist(), batched.num_kept_tokens.tolist(), batched.hash_tails.tolist()
         is_known = True
-        rows = zip(*asked, sessions, generations, bases, rests, strict=True)
+        rows = zip(*asked, sessions, generations, bases, tails, strict=True)
         for generation, kept, rest, session, answered, base, own in rows:
             if generation <= answered or session.generation != answered or kept < base:
                 return False
@@ -111,7 +111,7 @@ class WaitingSessions:
     def _are_their_texts(self, batched: CommandBatch, places: Sequence[int]) -> bool:
         """True if all keep the texts whose hashes they bring, hashed again: some end past a block."""
         start = 0
-        heads = zip(places, batched.num_kept_tokens.tolist(), batched.rests.tolist(), strict=True)
+        heads = zip(places, batched.num_kept_tokens.tolist(), batched.hash_tails.tolist(), strict=True)
         for place, length, rest in heads:
             session, stop = self._own.sessions[place], start + chain_size(length)
             if length > session.sequence.length:

@@ -32,7 +32,7 @@ def write_step_commands(message: pb.StepCommands, batched: CommandBatch) -> None
     message.generations = array_bytes(batched.generations, U8)
     message.num_kept_tokens = array_bytes(batched.num_kept_tokens, U4)
     message.prefix_chains = batched.chains
-    message.prefix_rests = array_bytes(batched.rests, U8)
+    message.hash_tails = array_bytes(batched.hash_tails, U8)
     message.counts = array_bytes(batched.counts, U4)
     message.token_ids = array_bytes(batched.token_ids, I4)
     message.draft_lengths = array_bytes(batched.draft_lengths, U4)
@@ -109,7 +109,7 @@ def _heads(message: pb.StepCommands) -> dict[str, Any]:
         "generations": from_bytes("generations", message.generations, U8, size),
         "num_kept_tokens": kept,
         "chains": chains,
-        "rests": from_bytes("prefix_rests", message.prefix_rests, U8, size),
+        "hash_tails": from_bytes("hash_tails", message.hash_tails, U8, size),
         "counts": counts,
         "token_ids": from_bytes("token_ids", message.token_ids, I4, sum(each)),
         "draft_lengths": from_bytes("draft_lengths", message.draft_lengths, U4, size),

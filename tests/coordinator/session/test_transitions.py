@@ -423,7 +423,7 @@ def late_answers_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "one token more is kept": lambda patch: changed_commands(patch, "num_kept_tokens", lambda own: own + 1),
-    "another prefix is hashed": lambda patch: changed_commands(patch, "rests", lambda own: own ^ 1),
+    "another prefix is hashed": lambda patch: changed_commands(patch, "hash_tails", lambda own: own ^ 1),
     "a generation is left out": lambda patch: changed_commands(patch, "generations", lambda own: own + 1),
     "a token less is asked for": lambda patch: changed_commands(patch, "draft_lengths", lambda own: own - 1),
     "another token is brought": lambda patch: changed_commands(patch, "token_ids", lambda own: own ^ 1),

@@ -36,7 +36,7 @@ class Table:
         return PrefixHasher().at(session.sequence.token_ids, length)
 
     def hash_ahead(self, session: Session[Any], base: int) -> tuple[bytes, list[int]]:
-        return PrefixHasher().rests(session.sequence.token_ids, base, session.sequence.length)
+        return PrefixHasher().tails(session.sequence.token_ids, base, session.sequence.length)
 
 
 def session(number: int) -> Session[Any]:
