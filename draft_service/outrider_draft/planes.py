@@ -89,8 +89,8 @@ class DraftPlanes:
         found: list[Any] = list(commands)
         for place, states in referring:
             parts = [next(contents) for _ in states.references]
-            if (brought := _brought(states, parts)) is not None:
-                found[place] = replace(found[place], hidden_states=brought)
+            if (received := _received(states, parts)) is not None:
+                found[place] = replace(found[place], hidden_states=received)
         return found
 
     def fetch_batch(self, batched: CommandBatch, *, are_kept: bool = False) -> CommandBatch:
@@ -154,7 +154,7 @@ class DraftPlanes:
             threading.Thread(target=reader.close, name="tensor-plane-end", daemon=True).start()
 
 
-def _brought(states: HiddenStates, parts: Sequence[torch.Tensor | None]) -> HiddenStates | None:
+def _received(states: HiddenStates, parts: Sequence[torch.Tensor | None]) -> HiddenStates | None:
     """The states with the bytes of their references; None where some are not there, or are not this many."""
     there = [part for part in parts if part is not None]
     num_bytes = states.num_rows * states.width * _DTYPES[states.dtype].itemsize

@@ -77,7 +77,7 @@ def chat(
             _check_template(client)
         for said in _messages(message):
             if said == _FORGET:
-                conversation.forget()
+                conversation.clear()
             else:
                 _answer(conversation, said, stats=stats)
 
@@ -104,7 +104,7 @@ class ChatSession:
         self._first = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, str]] = list(self._first)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Clear the conversation, keeping the system message."""
         self.messages = list(self._first)
 

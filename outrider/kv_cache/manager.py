@@ -49,7 +49,7 @@ class KVCacheManager:
         self._sequences: set[KVSequence] = set()
         self._tables = PageTables(pool, window)
         if window is not None:
-            pool.on_evict = self._forget_page
+            pool.on_evict = self._evict_page
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -227,7 +227,7 @@ class KVCacheManager:
             self._require_held(sequence, length)
         if self.states is not None and sequence.state is not None:
             self.states.truncate(sequence.state, length)
-        sequence.forget_tokens(length)
+        sequence.truncate_tokens(length)
         self._cut(sequence, length)
 
     def amend(self, sequence: KVSequence, length: int, token_ids: Sequence[int]) -> None:
@@ -240,10 +240,10 @@ class KVCacheManager:
             raise InvalidRequestError(
                 "length", f"{len(token_ids)} tokens after {length} were not appended to a sequence of {sequence.length}"
             )
-        sequence.forget_tokens(length)
+        sequence.truncate_tokens(length)
         sequence.token_ids += token_ids
         self._cut(sequence, sequence.length)
-        self._forget_keys(sequence, length // self.pool.page_size)
+        self._drop_keys(sequence, length // self.pool.page_size)
 
     def amend_last(self, sequences: Sequence[KVSequence], token_ids: Sequence[int]) -> None:
         """``amend`` of the last token of each, which was appended as a placeholder."""
@@ -251,7 +251,7 @@ class KVCacheManager:
         for sequence, token_id in zip(sequences, token_ids, strict=True):
             sequence.amend_last(token_id)
             if len(sequence.page_keys) * size >= sequence.length:
-                self._forget_keys(sequence, (sequence.length - 1) // size)
+                self._drop_keys(sequence, (sequence.length - 1) // size)
 
     # Many sequences at once.
 
@@ -289,7 +289,7 @@ class KVCacheManager:
                 sequence.state.num_committed = min(sequence.state.num_committed, length)
             sequence.replace_tail(length, tail)
             if len(sequence.page_keys) * self.pool.page_size > length:
-                self._forget_keys(sequence, length // self.pool.page_size)
+                self._drop_keys(sequence, length // self.pool.page_size)
             self._tables.drop(sequence, -(-sequence.length // self.pool.page_size))
 
     def require_states(self, sequences: Sequence[KVSequence], lengths: Iterable[int]) -> None:
@@ -422,7 +422,7 @@ class KVCacheManager:
         for index in range(sequence.num_registered_pages, full):
             page, key = sequence.page_table[index], sequence.page_keys[index]
             if self.window is not None and cache.holds(key) and self.window.of(cache.page_of(key)) < 0:
-                cache.forget(key)  # a page with its window page is of more use
+                cache.evict(key)  # a page with its window page is of more use
             if cache.register(page, key) and self.window is not None:
                 self.window.make_findable(page)
         sequence.num_registered_pages = full
@@ -444,12 +444,12 @@ class KVCacheManager:
                 self._register(self.prefix_cache, sequence, stop)
             self._tables.leave_window(sequence, stop)
 
-    def _forget_page(self, page: int) -> None:
+    def _evict_page(self, page: int) -> None:
         """A page that can be found is taken for other content."""
         if self.prefix_cache is not None:
             self.prefix_cache.note_evicted(page)
         if self.window is not None:
-            self.window.forget(page)
+            self.window.evict(page)
 
     def _hash_pages(self, cache: PrefixCache, sequence: KVSequence, full: int) -> None:
         """Have the keys of the first ``full`` pages, all of them full."""
@@ -464,10 +464,10 @@ class KVCacheManager:
         if (num_pages - 1) * size >= length:
             self._tables.drop(sequence, -(-length // size))
         if sequence.num_registered_pages * size > length or len(sequence.page_keys) * size > length:
-            self._forget_keys(sequence, length // size)
+            self._drop_keys(sequence, length // size)
 
     @staticmethod
-    def _forget_keys(sequence: KVSequence, num_full_pages: int) -> None:
+    def _drop_keys(sequence: KVSequence, num_full_pages: int) -> None:
         del sequence.page_keys[num_full_pages:]
         sequence.num_registered_pages = min(sequence.num_registered_pages, num_full_pages)
 

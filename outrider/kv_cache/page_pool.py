@@ -137,7 +137,7 @@ class PagePool:
         self._is_findable[page] = True
         self._is_writable[page] = False
 
-    def forget(self, page: int) -> None:
+    def make_unfindable(self, page: int) -> None:
         """Undo ``make_findable``."""
         if not self._is_findable[page]:
             return

@@ -75,11 +75,11 @@ class PrefixCache:
         """The page with this key, which there is."""
         return self._pages[key]
 
-    def forget(self, key: bytes) -> None:
+    def evict(self, key: bytes) -> None:
         """Drop a key: its page cannot be found any more."""
         page = self._pages.pop(key)
         del self._keys[page]
-        self._pool.forget(page)
+        self._pool.make_unfindable(page)
 
     def holds(self, key: bytes) -> bool:
         """True if a page has this key."""

@@ -99,7 +99,7 @@ class KVSequence:
         if self.prefix_hash(self.length) != self._prefix_hasher.anew(self.token_ids):
             raise IntegrityError("a sequence's prefix hash is not its text's")
 
-    def forget_tokens(self, length: int) -> None:
+    def truncate_tokens(self, length: int) -> None:
         """Drop the token ids from ``length`` on. Called by the manager."""
         del self.token_ids[length:]
         self._prefix_hasher.truncate(length)

@@ -115,10 +115,10 @@ class WindowPages:
         if self._of[page] != _NONE:
             self.pool.make_findable(self._of[page])
 
-    def forget(self, page: int) -> None:
+    def evict(self, page: int) -> None:
         """The page cannot be found any more."""
         if (own := self._of[page]) != _NONE:
-            self.pool.forget(own)
+            self.pool.make_unfindable(own)
             if not self.pool.references(own):
                 self._unmap(own)
 

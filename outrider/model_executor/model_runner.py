@@ -182,13 +182,13 @@ class ModelRunner:
 
     def plan_batch(self, batch: RowBatch, layers: Sequence[int] = (), *, is_drawn: bool = False) -> PlannedBatch:
         """Lay out ``forward_batch`` before all of the draft tokens are known, and take the KV pages. The forward has
-        to be the next one; otherwise ``forget_plan`` comes first.
+        to be the next one; otherwise ``drop_plan`` comes first.
         """
         layout = plan_rows(self.sequences, batch)
         shape = self.worker.shape_for(layout.pattern.shape)
         return PlannedBatch(batch.sequences, layout, forward_command(layout, shape, layers, is_drawn=is_drawn))
 
-    def forget_plan(self, plan: PlannedBatch) -> None:
+    def drop_plan(self, plan: PlannedBatch) -> None:
         """Give back the KV pages of a plan that is not run."""
         self.sequences.undo_states(plan.sequences, plan.layout.states)
         self.sequences.give_back_room(plan.sequences)

@@ -125,7 +125,7 @@ class ProposalReceiver:
             self._listener = ControlListener(_LOOPBACK)
         offer = self._listener.new_offer()
         channel = _Channel(command, tell, submit, self._patience_s)
-        channel.withdraw = partial(self._listener.forget, offer)
+        channel.withdraw = partial(self._listener.drop, offer)
         self._channels[key] = channel
         self._listener.expect(offer, channel.serve)
         return OfferChannel(connection, offer)
@@ -200,7 +200,7 @@ class _Channel:
             complete, rest = self._take_early(ahead)
             is_closed = self.is_closed
             if rest is not None and not is_closed:
-                self._forget_superseded(rest)
+                self._drop_superseded(rest)
                 self._waiting[rest.channel_key] = rest, time.monotonic() + self._patience_s
                 if len(self._waiting) > MAX_WAITING:
                     oldest = self._waiting.pop(next(iter(self._waiting)))[0]
@@ -211,7 +211,7 @@ class _Channel:
         if oldest is not None:
             _give_up(oldest, self._tell, f"more than {MAX_WAITING} messages wait for proposals")
 
-    def _forget_superseded(self, ahead: ScoreAhead) -> None:
+    def _drop_superseded(self, ahead: ScoreAhead) -> None:
         """Nothing waits for scores all of whose sessions were asked for something newer."""
         sessions = set(ahead.batched.sessions.tolist())
         for key, (older, _) in list(self._waiting.items()):

@@ -282,11 +282,11 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
     def plan_draft_batch(self, step: DecodeBatch) -> Any:  # noqa: ANN401 - the executor's own
         """Plan the forward of a step whose draft tokens are still to come, for ``DecodeBatch.plan``; None where that
         cannot be, or ``takes_batch`` would not take them. The next call is that of ``start_step`` with this step,
-        or ``forget_plan``.
+        or ``drop_plan``.
         """
         return None
 
-    def forget_plan(self, plan: Any) -> None:  # noqa: ANN401 - the executor's own
+    def drop_plan(self, plan: Any) -> None:  # noqa: ANN401 - the executor's own
         """Give back what a plan has taken."""
         raise NotImplementedError
 

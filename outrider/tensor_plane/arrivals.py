@@ -19,7 +19,7 @@ _ASKING_S = 2e-3
 
 
 class ArrivedTensors:
-    """Tensors by sequence number. ``wait`` and ``forget`` are called by the thread that reads, the rest by any."""
+    """Tensors by sequence number. ``wait`` and ``drop`` are called by the thread that reads, the rest by any."""
 
     def __init__(self, has_ended: Callable[[torch.cuda.Event], bool] | None = None) -> None:
         """``has_ended``: whether the transfer before an event is done, and was not given up; None where no card
@@ -65,7 +65,7 @@ class ArrivedTensors:
                     raise StaleReferenceError(f"the tensor did not arrive within {deadline_s:g} s ({reason})")
                 self._changed.wait(left)
 
-    def forget(self, sequences: Sequence[int]) -> None:
+    def drop(self, sequences: Sequence[int]) -> None:
         """Drop arrivals that were read."""
         with self._changed:
             self._arrived.difference_update(sequences)

@@ -138,7 +138,7 @@ class ControlListener:
         with self._lock:
             self._expected[offer.offer_id] = (offer, on_connected)
 
-    def forget(self, offer: PlaneOffer) -> None:
+    def drop(self, offer: PlaneOffer) -> None:
         """Accept no connection for this offer any more."""
         with self._lock:
             self._expected.pop(offer.offer_id, None)

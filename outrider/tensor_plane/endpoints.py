@@ -96,7 +96,7 @@ class ReaderEnd(abc.ABC):
         Only for planes whose writer pushes: elsewhere bytes are there before the reader is notified.
         """
 
-    def forget(self, sequences: Sequence[int]) -> None:  # noqa: B027
+    def drop(self, sequences: Sequence[int]) -> None:  # noqa: B027
         """Drop uses that were read."""
 
     @abc.abstractmethod

@@ -138,7 +138,7 @@ class OpenPlane:
         large part of the ring is waited for, so that the writer has it back before it needs it.
         """
         self.was_read.update(sequences)
-        self.end.forget(sequences)
+        self.end.drop(sequences)
         self._queued += sequences
         self._num_reads += 1
         self._queued_bytes += num_bytes

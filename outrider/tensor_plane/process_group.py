@@ -191,9 +191,9 @@ class ProcessGroupReader(ReaderEnd):
         """Wait until the helper, or the card, says that the bytes are there."""
         self._arrivals.wait(sequence, deadline_s, lambda: self._why_nothing_comes(deadline_s))
 
-    def forget(self, sequences: Sequence[int]) -> None:
+    def drop(self, sequences: Sequence[int]) -> None:
         """Drop transfers that are not waited for any more."""
-        self._arrivals.forget(sequences)
+        self._arrivals.drop(sequences)
 
     def read(self, out: torch.Tensor, offset: int) -> None:
         """Copy out of the ring."""

@@ -195,7 +195,7 @@ class PlaneReader:
         try:
             end = self._planes[bytes.fromhex(message["plane"])].end
             end.wait(sequence, self.limits.opening_s)
-            end.forget([sequence])
+            end.drop([sequence])
             end.read(out, 0)
             if (stream := current_stream(out.device)) is not None:
                 stream.synchronize()

@@ -256,7 +256,7 @@ class PlaneWriters:
 
     def withdraw(self, offer: PlaneOffer) -> None:
         """End the connection of an offer, or accept none for it."""
-        self._listener.forget(offer)
+        self._listener.drop(offer)
         with self._lock:
             found = self._writers.pop(offer.offer_id, None)
         if found is not None:

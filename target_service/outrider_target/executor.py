@@ -158,9 +158,9 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         unknown = np.zeros(int(step.draft_lengths.sum()), dtype=np.int64)
         return self.runner.plan_batch(forward_rows(step, batched, unknown), layers_of(batched, step.rows))
 
-    def forget_plan(self, plan: PlannedBatch) -> None:
+    def drop_plan(self, plan: PlannedBatch) -> None:
         """Give the pages back."""
-        self.runner.forget_plan(plan)
+        self.runner.drop_plan(plan)
 
     def start_step(
         self, step: LookaheadStep | DecodeBatch, batch: Sequence[tuple[ScoreJob, int]] = ()

@@ -145,7 +145,7 @@ def test_a_forward_that_was_planned_without_its_drafts_is_the_same() -> None:
         plan = runners[0].plan_batch(unknown, layers)
         assert [sequence.token_ids for sequence in pairs[0]] == [sequence.token_ids for sequence in pairs[1]]
         if index % 3 == 2:
-            runners[0].forget_plan(plan)
+            runners[0].drop_plan(plan)
             assert runners[0].sequences.pool.num_free == num_free
             runners[0].sequences.check_integrity()
             continue

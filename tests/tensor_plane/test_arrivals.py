@@ -37,7 +37,7 @@ def test_a_reader_goes_on_before_the_receiving_thread_has_heard() -> None:
     arrivals.note_queued([1, 2], transfer("first"))
     card.ended.add("first")
     arrivals.wait(1, 60.0, no_trouble)
-    arrivals.forget([1])
+    arrivals.drop([1])
     arrivals.note_arrived([1, 2])
     arrivals.wait(2, 60.0, no_trouble)
     with pytest.raises(StaleReferenceError, match=r"did not arrive within 0\.01 s"):

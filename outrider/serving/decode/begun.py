@@ -57,7 +57,7 @@ class BegunSteps:
         """Keep the answers of a step, in place of older ones of the same sessions."""
         begun = BegunStep(step, list(step.batched.items()), answers, forward)  # type: ignore[arg-type]
         for place, key in enumerate(step.keys):
-            self.forget(key)
+            self.drop(key)
             self._found[key] = begun, place
 
     def claim(self, link_id: int, batched: ExtendBatch) -> list[tuple[BegunStep, list[int], list[int]]]:
@@ -85,7 +85,7 @@ class BegunSteps:
         self._stats.num_lookahead_used += num_claimed
         return claims
 
-    def forget(self, key: SessionKey) -> None:
+    def drop(self, key: SessionKey) -> None:
         """A session asks for something else, or ends."""
         if self._found.pop(key, None) is not None:
             self._stats.num_lookahead_unused += 1
@@ -93,7 +93,7 @@ class BegunSteps:
     def drop_link(self, link_id: int) -> None:
         """The sessions of a link end."""
         for key in [key for key in self._found if key[0] == link_id]:
-            self.forget(key)
+            self.drop(key)
 
 
 def asks_for_same(item: Extend, begun: Extend) -> bool:
@@ -223,11 +223,11 @@ def extends_after(
         after = _text_after(session, verdict) if drafts is None else _text_after_scored(session, verdict, drafts)
         if after is None:
             continue
-        kept, brought, length = after
+        kept, new_tokens, length = after
         chain, rest = table.prefix_hash(session, kept)
-        found.append((number, session.generation, kept, rest, len(brought), wanted.pop(session.key, length)))
+        found.append((number, session.generation, kept, rest, len(new_tokens), wanted.pop(session.key, length)))
         chains.append(chain)
-        token_ids += brought
+        token_ids += new_tokens
         places.append(place)
     if not found:
         return None
@@ -235,8 +235,8 @@ def extends_after(
     sessions, generations, tails = [np.array(columns[place], dtype=U8) for place in (0, 1, 3)]
     kepts, counts, lengths = [np.array(columns[place], dtype=U4) for place in (2, 4, 5)]
     own = None if states is None else replace(states.selected(np.array(places)), counts=counts.astype(np.int64))
-    brought_ids = np.array(token_ids, dtype=U4)
-    return ExtendBatch(sessions, generations, kepts, b"".join(chains), tails, counts, brought_ids, lengths, own)
+    new_ids = np.array(token_ids, dtype=U4)
+    return ExtendBatch(sessions, generations, kepts, b"".join(chains), tails, counts, new_ids, lengths, own)
 
 
 _TextAfter = tuple[int, list[int], int]
@@ -257,8 +257,8 @@ def _text_after_scored(session: Session[Any], verdict: Sequence[int], drafts: li
     base, (accepted, _, following) = session.num_committed, verdict
     if not accepted <= len(drafts) or not drafts or session.sequence.length != base:
         return None
-    brought = [*drafts[:accepted], following]
-    return None if _ends_in(session, brought) else (base, brought, len(drafts))
+    new_tokens = [*drafts[:accepted], following]
+    return None if _ends_in(session, new_tokens) else (base, new_tokens, len(drafts))
 
 
 def _text_after(session: Session[Any], verdict: Sequence[int]) -> _TextAfter | None:
@@ -270,11 +270,11 @@ def _text_after(session: Session[Any], verdict: Sequence[int]) -> _TextAfter | N
     num_held = min(accepted, num_drafts - 1)
     if not 0 < num_drafts >= accepted:
         return None
-    brought = [following] if accepted == num_held else [last, following]
+    new_tokens = [following] if accepted == num_held else [last, following]
     kept, first = base + num_held, base - sequence.length + len(sequence.token_ids)
-    if _ends_in(session, [*sequence.token_ids[first : first + num_held], *brought]):
+    if _ends_in(session, [*sequence.token_ids[first : first + num_held], *new_tokens]):
         return None
-    return kept, brought, num_drafts
+    return kept, new_tokens, num_drafts
 
 
 def _ends_in(session: Session[Any], token_ids: Sequence[int]) -> bool:

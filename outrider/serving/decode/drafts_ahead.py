@@ -30,7 +30,7 @@ from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.stats import ServiceStats
 
-_MAX_BROUGHT = 2
+_MAX_NEW_TOKENS = 2
 """Tokens that one loop takes in of a session."""
 
 
@@ -45,7 +45,7 @@ class _Chain:
     draft_length: int
     pushed: tuple[int, list[int]] = (-1, [])
     """Length of the text before the guess, and the tokens that were pushed after it."""
-    brought: list[int] = field(default_factory=list)
+    new_tokens: list[int] = field(default_factory=list)
     """Tokens that the next loop takes in; empty: none is due."""
     kept: int = 0
     """Tokens that it keeps before them."""
@@ -54,7 +54,7 @@ class _Chain:
 
     def note_text(self, kept: PrefixHash) -> None:
         """The loop that is due begins; ``kept`` is the hash of the tokens that it keeps."""
-        self.text = text_hash(rest_after(kept[1], self.kept, self.brought), self.base)
+        self.text = text_hash(rest_after(kept[1], self.kept, self.new_tokens), self.base)
 
     def follow(self, base: int, accepted: int, last: int, following: int) -> bool:
         """Make the loop due that follows from a verdict; False where the chain ends."""
@@ -63,16 +63,16 @@ class _Chain:
         text = base + accepted
         at, tokens = self.pushed
         self.base = text + 1
-        if not self.brought and at == text and tokens[:1] == [following]:
-            self.kept, self.brought = text + len(tokens) - 1, tokens[-1:]
+        if not self.new_tokens and at == text and tokens[:1] == [following]:
+            self.kept, self.new_tokens = text + len(tokens) - 1, tokens[-1:]
             return True
         held = self.session.sequence.length
-        if self.brought:  # the loop before has not begun: what is held past ``kept`` may be another text
+        if self.new_tokens:  # the loop before has not begun: what is held past ``kept`` may be another text
             held = self.kept
-            last = last if accepted else self.brought[-1]
+            last = last if accepted else self.new_tokens[-1]
         self.kept = min(text, held)
-        self.brought = [last, following][-1 - (text - self.kept) :]
-        return text - self.kept < _MAX_BROUGHT
+        self.new_tokens = [last, following][-1 - (text - self.kept) :]
+        return text - self.kept < _MAX_NEW_TOKENS
 
 
 class DraftsAhead:
@@ -98,7 +98,7 @@ class DraftsAhead:
     @property
     def is_due(self) -> bool:
         """True if a loop may be begun."""
-        return bool(self._verdicts) or any(chain.brought for chain in self._chains.values())
+        return bool(self._verdicts) or any(chain.new_tokens for chain in self._chains.values())
 
     def start(self, link_id: int, start: ChainStart) -> Iterator[SessionKey]:
         """Begin chains; the sessions. A draft that reads states cannot go on without the target's."""
@@ -110,7 +110,7 @@ class DraftsAhead:
                 continue
             if session.sequence.length == base + accepted - 1:
                 chain = _Chain(session, start.channel, base, accepted)
-                chain.kept, chain.brought = base + accepted - 1, [last]
+                chain.kept, chain.new_tokens = base + accepted - 1, [last]
                 self._chains[session.key] = chain
                 yield session.key
 
@@ -140,17 +140,19 @@ class DraftsAhead:
         Sessions whose tokens are not drawn in loops get requests.
         """
         self._follow(now_ns)
-        for chain in [chain for chain in self._chains.values() if chain.brought]:
+        for chain in [chain for chain in self._chains.values() if chain.new_tokens]:
             if not self._executor.is_decoding(chain.session):
                 self._request(chain)
-        due = [chain for chain in self._chains.values() if chain.brought and self._executor.is_decoding(chain.session)]
+        due = [
+            chain for chain in self._chains.values() if chain.new_tokens and self._executor.is_decoding(chain.session)
+        ]
         if not due:
             return None
         link_id = due[0].session.link_id
         due = [chain for chain in due if chain.session.link_id == link_id and chain.channel == due[0].channel]
         step = self._step(link_id, due, now_ns)
         for chain in due:
-            chain.brought = []
+            chain.new_tokens = []
             del self._chains[chain.session.key]
             if step is not None:  # the last of all now
                 self._chains[chain.session.key] = chain
@@ -158,13 +160,13 @@ class DraftsAhead:
         return step
 
     def _request(self, chain: _Chain) -> None:
-        session, kept, brought = chain.session, chain.kept, tuple(chain.brought)
+        session, kept, new_tokens = chain.session, chain.kept, tuple(chain.new_tokens)
         if self._scheduler.queue.due_of(session.key) is not None:
             return  # the loop before has not ended
         prefix_hash = self._sessions.prefix_hash(session, kept)
         chain.note_text(prefix_hash)
-        chain.brought = []
-        item = Extend(session.open.session, session.generation, kept, prefix_hash, brought, chain.draft_length + 1)
+        chain.new_tokens = []
+        item = Extend(session.open.session, session.generation, kept, prefix_hash, new_tokens, chain.draft_length + 1)
         if self._sessions.rewind(session, kept, prefix_hash) is not None or self._is_invalid(session, item):
             del self._chains[session.key]
             return
@@ -182,7 +184,7 @@ class DraftsAhead:
         if chain is None:
             return
         if not isinstance(answer, Proposal) or not answer.token_ids:
-            self.forget(request.session.key)
+            self.drop(request.session.key)
             return
         chain.pushed = answer.base_length, list(answer.token_ids)
         pushes = Pushes(
@@ -198,9 +200,9 @@ class DraftsAhead:
 
     def _step(self, link_id: int, due: Sequence[_Chain], now_ns: int) -> DecodeBatch | None:
         kept = np.array([chain.kept for chain in due], dtype=np.int64)
-        counts = np.array([len(chain.brought) for chain in due], dtype=np.int64)
+        counts = np.array([len(chain.new_tokens) for chain in due], dtype=np.int64)
         lengths = np.array([chain.draft_length + 1 for chain in due], dtype=np.int64)
-        tokens = np.array([token_id for chain in due for token_id in chain.brought], dtype=U4)
+        tokens = np.array([token_id for chain in due for token_id in chain.new_tokens], dtype=U4)
         own = self._last.of([chain.session for chain in due])
         for chain in due:
             chain.note_text(self._sessions.prefix_hash(chain.session, chain.kept))
@@ -220,7 +222,7 @@ class DraftsAhead:
                 chain.pushed = base, token_ids
         return [(step.link_id, EventBatch((), batched=(pushes,)))]  # type: ignore[arg-type]
 
-    def forget(self, key: SessionKey) -> None:
+    def drop(self, key: SessionKey) -> None:
         """A session is asked for something, or ends."""
         self._chains.pop(key, None)
 

@@ -25,7 +25,7 @@ class ExpectedStep:
 
     def plan(self, step: DecodeBatch, waiting: WaitingSessions) -> None:
         """Expect a step, whose sessions wait, in place of the one before. Not planned, it is not expected."""
-        self.forget()
+        self.drop()
         step.plan = self._executor.plan_draft_batch(step)
         if step.plan is not None:
             self._found = step, waiting
@@ -45,11 +45,11 @@ class ExpectedStep:
                 self._found = None
                 waiting.take(step)
                 return step
-        self.forget()
+        self.drop()
         return None
 
-    def forget(self) -> None:
+    def drop(self) -> None:
         """Expect nothing, and give back what the plan has taken."""
         found, self._found = self._found, None
         if found is not None:
-            self._executor.forget_plan(found[0].plan)
+            self._executor.drop_plan(found[0].plan)

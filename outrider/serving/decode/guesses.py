@@ -118,7 +118,7 @@ class Guesses:
         begun = replace(step, batched=batched, own=own, kept=kept, bases=kept + 2, draft_lengths=lengths)
         self._begun.hold(begun, _without(drawn, firsts), forward)
 
-    def forget(self, key: SessionKey) -> None:
+    def drop(self, key: SessionKey) -> None:
         """A session is asked for something, or ends."""
         self._due.pop(key, None)
 

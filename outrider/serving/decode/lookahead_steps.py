@@ -159,7 +159,7 @@ class LookaheadSteps:
                 self._computed.append(step)
         self._members.update([request.session.key for request in joining])
         self._may_grow = True
-        self._forget_done()
+        self._drop_done()
         return others
 
     def _computed_step(self, requests: Sequence[AnyRequest]) -> LookaheadStep:
@@ -224,7 +224,7 @@ class LookaheadSteps:
         for step in self._computed:
             step.is_open &= ~step.is_asked  # what was answered without credit is followed by what it asks for next
         self._add_due(parts)
-        self._forget_done()
+        self._drop_done()
 
     @staticmethod
     def _to_follow(step: LookaheadStep, num_unasked: Counter[SessionKey]) -> Rows:
@@ -354,7 +354,7 @@ class LookaheadSteps:
         queued.run([], self._clock())
         for place in np.flatnonzero(is_leaving).tolist():
             self._leave_running(queued, step, place)
-        self._forget_done()
+        self._drop_done()
 
     def _drop_wrong(
         self, step: LookaheadStep, is_right: Bools, is_gone: Sequence[bool], errors: Container[int], places: Rows
@@ -368,14 +368,14 @@ class LookaheadSteps:
     def _answered(self, step: LookaheadStep, places: Rows) -> list[LookaheadAnswers]:
         """Commit what was asked for and is computed."""
         if not len(places):
-            self._forget_done()
+            self._drop_done()
             return []
         for place, base in zip(places.tolist(), step.bases[places].tolist(), strict=True):
             self._table.commit(step.sessions[place], base)
-        self._forget_done()
+        self._drop_done()
         return [LookaheadAnswers(step, places)]
 
-    def _forget_done(self) -> None:
+    def _drop_done(self) -> None:
         self._computed = [step for step in self._computed if step.is_needed]
 
     # Items.
@@ -485,7 +485,7 @@ class LookaheadSteps:
             request = self._request(self._due, place)
             request.job = self._executor.begin(request.session, request.item)
             self._queue.put(request)
-        self._forget_done()
+        self._drop_done()
 
     def drop_link(self, link_id: int) -> None:
         """The sessions of a link end."""

@@ -195,10 +195,10 @@ class DecodeBatches:
 
     def _put_up(self, key: SessionKey) -> None:
         """A session waits here no more: its next item is compared with what it holds by then."""
-        self._begun.forget(key)
+        self._begun.drop(key)
         if (found := self._waiting.pop(key, None)) is not None:
             waiting, row = found
-            waiting.forget(row)
+            waiting.drop(row)
 
     def begin(self, link_id: int, verdicts: Verdicts, arrived_ns: int) -> None:
         """Begin the proposals that follow from verdicts, unless something that was asked for is to be begun."""
@@ -304,14 +304,14 @@ class DecodeBatches:
 
     def touch(self, key: SessionKey) -> None:
         """Invalidate a session's step: something else than arrays comes for it, or it ends."""
-        self._begun.forget(key)
-        self.ahead.forget(key)
-        self.drafts.forget(key)
-        self._guesses.forget(key)
+        self._begun.drop(key)
+        self.ahead.drop(key)
+        self.drafts.drop(key)
+        self._guesses.drop(key)
         self._wanted.pop(key, None)
         if (found := self._waiting.pop(key, None)) is not None:
             waiting, row = found
-            waiting.forget(row)
+            waiting.drop(row)
         if self.pending is not None:
             self._split_pending()
         running = self._running
@@ -320,7 +320,7 @@ class DecodeBatches:
 
     def drop_link(self, link_id: int) -> None:
         """The sessions of a link end."""
-        self._expected.forget()
+        self._expected.drop()
         if self.pending is not None:
             self._split_pending()
         if self._running is not None and self._running.decode is not None and self._running.decode.link_id == link_id:
@@ -418,9 +418,9 @@ class DecodeBatches:
                 self._wanted.pop(key, None)
         if self.ahead.has_any:
             for key in step.keys:
-                self.ahead.forget(key)
+                self.ahead.drop(key)
         elif isinstance(step.batched, ScoreBatch) and step.batched.begins_next:
-            self.ahead.forget_pushes(step)
+            self.ahead.drop_pushes(step)
         for session, generation in zip(step.sessions, step.batched.generations.tolist(), strict=True):
             session.generation, session.used_ns = generation, step.arrived_ns
         self._scheduler.note_decode_batch(step)
@@ -454,7 +454,7 @@ class DecodeBatches:
 
     def split_all(self) -> None:
         """Have requests for all that was asked, and expect no step."""
-        self._expected.forget()
+        self._expected.drop()
         if self.pending is not None:
             self._split_pending()
         self.split_running()
@@ -484,7 +484,7 @@ class DecodeBatches:
         step, self.pending = self.pending, None
         if step is not None:
             if step.plan is not None:
-                self._executor.forget_plan(step.plan)
+                self._executor.drop_plan(step.plan)
             for item in step.batched.items():
                 self._take_item(step.link_id, item, step.arrived_ns)
 

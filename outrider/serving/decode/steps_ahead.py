@@ -100,7 +100,7 @@ class StepsAhead:
                 self._pushed[link_id, number] = base, hashed, token_ids
                 self._silent.discard((link_id, number))
 
-    def forget_pushes(self, step: DecodeBatch) -> None:
+    def drop_pushes(self, step: DecodeBatch) -> None:
         """A step was asked for with its drafts' proposals: what was pushed before these is of no use any more."""
         for key, base in zip(step.keys, step.bases.tolist(), strict=True):
             if (pushed := self._pushed.get(key)) is not None and pushed[0] <= base:
@@ -278,7 +278,7 @@ class StepsAhead:
         parents = [each.trace_parent for each in claimed.values()]
         return self._outputs.batch_message(replace(step, batched=batched), answers, forward, parents)
 
-    def forget(self, key: SessionKey) -> None:
+    def drop(self, key: SessionKey) -> None:
         """A session asks for something else, or ends."""
         for found in (self._due, self._running, self._held):
             if found.pop(key, None) is not None:

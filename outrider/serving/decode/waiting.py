@@ -40,7 +40,7 @@ class WaitingSessions:
         self._chains = [chain for chain, _ in hashes]
         self._all_chains = b"".join(self._chains)
 
-    def forget(self, row: int) -> None:
+    def drop(self, row: int) -> None:
         """Invalidate a session for which something else has come."""
         self._is_here[row] = self._are_all_here = False
 

@@ -88,9 +88,9 @@ def holding(kind: type[Any], switch: Switch, *, asynchronous: bool = True) -> ty
             Holding.num_planned += step.plan is not None
             return Held(super().start_step(step, batch), switch, is_held=asynchronous)
 
-        def forget_plan(self, plan: Any) -> None:
+        def drop_plan(self, plan: Any) -> None:
             Holding.num_forgotten += 1
-            super().forget_plan(plan)
+            super().drop_plan(plan)
 
     return Holding
 
