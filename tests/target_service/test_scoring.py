@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.item_batch import command_batch
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Score, Scores
 from outrider.types import (
     AcceptanceMethod,
+    Grammar,
+    GrammarKind,
     SamplingParams,
     SparseScores,
     Support,
@@ -20,6 +23,7 @@ from outrider.types import (
     TypicalScores,
 )
 from outrider_target.service import build_core
+from tests.structured_output.vocabularies import letters
 from tests.support.core_driver import Driver, open_session, score_item
 from tests.support.tiny_models import cached_tiny_model, load_reference
 
@@ -232,3 +236,26 @@ def emitted_ids(form: Any) -> list[int]:
     if isinstance(form, SparseScores):
         return [int(token) for token in form.outside_token_ids]
     return [*form.argmax_token_ids.tolist(), form.bonus_token_id]
+
+
+def test_grammars_follow_the_drafts_of_their_own_session(runner: ModelRunner) -> None:
+    runner.sampler.grammars = letters("abcdefghi")
+    a, b, c, d, e, f, g, h, i = range(9)
+    driver, grammar = Driver(build_core(runner)), Grammar(GrammarKind.REGEX, "aa(b(c|d)|e(f(g|h)|i))")
+    for session in range(2):
+        driver.send(opened(session, sampling=SamplingParams(temperature=0.0, grammar=grammar)))
+        assert driver.one(score_item(session, 2, PROMPT)).form.token_ids == (a,)
+
+    def score(generation: int, tokens: list[int], *drafts: list[int]) -> tuple[bool, list[Any]]:
+        """True if both are served as a batch, and their tokens."""
+        kept = len(tokens) - 1
+        items = [score_item(n, generation, tokens, drafts[n], num_kept_tokens=kept) for n in range(2)]
+        driver.core.handle(0, (command_batch(items),))
+        is_batch = driver.core.decode.pending is not None
+        return is_batch, [event.form.token_ids for event in driver.run()]
+
+    score(3, [*PROMPT, a], [a], [a])
+    is_batch, (first, second) = score(4, [*PROMPT, a, a], [b], [e, f])
+    assert is_batch
+    assert first[0] in (b, e) and first[1] in (c, d)
+    assert second[0] in (b, e) and second[1] in (f, i) and second[2] in (g, h)

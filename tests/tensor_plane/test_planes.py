@@ -23,6 +23,7 @@ from outrider.tensor_plane import shared_file
 from outrider.tensor_plane.control import ControlConnection
 from outrider.tensor_plane.endpoints import PeerFacts, PlaneLimits, why_not
 from outrider.tensor_plane.negotiation import Chosen, Negotiation
+from outrider.tensor_plane.open_plane import OpenPlane
 from outrider.tensor_plane.opening import open_reader
 from outrider.tensor_plane.process_group import ProcessGroupReader, ProcessGroupWriter
 from outrider.tensor_plane.reader import PlaneReader, PlaneReaders
@@ -218,6 +219,24 @@ def test_what_nobody_fetches_is_given_up_and_then_stale(pair: Pair, kind: PlaneK
         reader.read(late, torch.empty(2, 100))
     (fresh,) = put(writer, torch.ones(2, 100))
     reader.read(fresh, torch.empty(2, 100))
+
+
+def test_a_place_is_used_again_once_the_reader_has_confirmed_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader may be in the middle of a copy until then."""
+    unread: list[int] = []
+    raise_floor = OpenPlane.raise_floor
+
+    def confirm(plane: OpenPlane, floor: int) -> None:
+        if floor > 1:
+            unread.append(writer.num_unread)
+        raise_floor(plane, floor)
+
+    monkeypatch.setattr(OpenPlane, "raise_floor", confirm)
+    writer, _ = pair.connected(PlaneKind.SHARED_MEMORY, limits=impatient(unread_s=0.0))
+    (late,) = put(writer, torch.ones(2, 100))
+    assert late.sequence == 1
+    assert_soon(lambda: writer.num_unread == 0)
+    assert unread[:1] == [1]
 
 
 def test_a_reference_of_a_closed_plane_or_of_another_size_is_stale(pair: Pair) -> None:
