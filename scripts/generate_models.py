@@ -28,7 +28,7 @@ Heads are drafts that read hidden states: EAGLE, EAGLE-3, DFlash, Medusa and MLP
 """
 
 SERVED = """
-`pytest -m slow tests/end_to_end/test_matrix.py` plays 200 prompts of each family, and 60 of each format and model
+`pytest -m slow tests/end_to_end/test_matrix.py` plays 200 prompts of each family and format, and 60 of each model
 through transformers: alone; in small pools, with prefix cache and drafts of 1 to 8 tokens by the model itself; by
 another model over gRPC while draft and target are lost; some shared by two processes. Greedy tokens are
 transformers', coupled ones those of the target alone.
@@ -67,9 +67,10 @@ kernels, weights are widened to the type of the model.
 REST = """
 Layers that a checkpoint ignores keep its 16 or 32 bits, as do head and experts unless it quantizes them.
 
-The KV cache has the type of the model, or FP8 (E4M3) with `--kv-cache-dtype fp8`: twice the tokens, on a CPU or a GPU
-of compute capability 8.9. Scales are the checkpoint's `k_scale` and `v_scale`, else 1, or measured (`kv_cache_scales`).
-Logits equal transformers' over a cache that rounds alike. Heads and models through transformers keep their type.
+The KV cache has the model's type, or FP8 (E4M3) with `--kv-cache-dtype fp8` or where a checkpoint asks for it
+(`kv_cache_scheme`): twice the tokens, on a CPU or a GPU of compute capability 8.9. Scales are the checkpoint's
+`k_scale` and `v_scale`, else 1, or measured (`kv_cache_scales`). Logits equal transformers' over a cache that rounds
+alike. Heads and models through transformers keep their type.
 
 Activations are rounded as the format says and not by the number of rows, so a token's output does not depend on the
 load. With `--tensor-parallel-size` above 1 a scale for each token is that of a rank's part of the token where ranks

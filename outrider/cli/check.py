@@ -30,7 +30,9 @@ def check(
     quantization: Annotated[
         str, typer.Option("--quantization", "-q", help="fp8: weights of 16 bits become FP8.")
     ] = "none",
-    kv_cache_dtype: Annotated[str, typer.Option(help="auto or fp8: type of keys and values in the cache.")] = "auto",
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="auto, model or fp8: type of keys and values in the cache.")
+    ] = "auto",
     model_impl: Annotated[
         str, typer.Option(help="auto, native or transformers: whose code computes the model.")
     ] = "auto",

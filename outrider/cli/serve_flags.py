@@ -76,7 +76,10 @@ class ModelFlags:
     ] = None
     kv_cache_dtype: Annotated[
         str | None,
-        _model("auto or fp8: type of keys and values in the cache, for both models. Default auto.", "--kv-cache-dtype"),
+        _model(
+            "auto, model or fp8: type of keys and values in the cache, for both models. Default auto.",
+            "--kv-cache-dtype",
+        ),
     ] = None
     model_impl: Annotated[
         str | None,

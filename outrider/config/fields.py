@@ -270,7 +270,7 @@ ToolCallParser = Literal["none", "deepseek_v3", "hermes", "llama3_json", "mistra
 ReasoningParser = Literal["none", "deepseek_r1", "openai", "qwen3"]
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
 Quantization = Literal["none", "fp8"]
-KVCacheDtype = Literal["auto", "fp8"]
+KVCacheDtype = Literal["auto", "model", "fp8"]
 KVCacheScales = Literal["checkpoint", "measured"]
 ModelImplementation = Annotated[
     Literal["auto", "native", "transformers"],

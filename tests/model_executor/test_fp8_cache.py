@@ -20,7 +20,7 @@ from outrider.model_executor.loader.estimate import estimate_model
 from outrider.model_executor.model_runner import ModelRunner
 from tests.model_executor.parity import TOLERANCE, build, random_ids
 from tests.support.fallback_models import GEMMA4
-from tests.support.fp8_models import float64_reference
+from tests.support.fp8_models import FORMATS, float64_reference, quantize_folder
 
 FP8 = torch.float8_e4m3fn
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -112,6 +112,37 @@ def test_states_of_recurrent_layers_keep_their_type() -> None:
     torch.testing.assert_close(found[1], found[2], atol=TOLERANCE, rtol=0)
 
 
+SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+
+
+@pytest.mark.parametrize(
+    ("form", "asks"),
+    [
+        ("channel", {"kv_cache_scheme": SCHEME}),
+        ("modelopt", {"kv_cache_quant_algo": "FP8"}),
+        ("channel", {"kv_cache_scheme": {**SCHEME, "strategy": "attn_head"}}),
+        ("channel", {"kv_cache_scheme": {**SCHEME, "num_bits": 4}}),
+    ],
+)
+def test_a_checkpoint_can_ask_for_an_fp8_cache(form: str, asks: dict[str, Any], tmp_path: Path) -> None:
+    """But for one with scales that the cache has not, or where the setting says otherwise."""
+    folder, ids = quantize_folder(build("llama"), tmp_path / "model", FORMATS[form]), random_ids(30, seed=3)
+    is_modelopt = form == "modelopt"
+    name, part = ("hf_quant_config.json", "quantization") if is_modelopt else ("config.json", "quantization_config")
+    written = json.loads((folder / name).read_text())
+    written[part].update(asks)
+    (folder / name).write_text(json.dumps(written))
+    logits = {}
+    for kind in ("auto", "model", "fp8"):
+        runner = load(folder, kv_cache_dtype=kind)
+        logits[kind] = runner.forward([ForwardRow(runner.sequences.open(30), ids, 30)]).clone()
+        estimate = estimate_model(folder, dtype="float64", kv_cache_dtype=kind)
+        assert estimate.kv_bytes_per_token == runner.kv_cache.layout.bytes_per_token(runner.kv_cache.dtype.itemsize)
+    is_asked = "FP8" in asks.values() or SCHEME in asks.values()
+    torch.testing.assert_close(logits["auto"], logits["fp8" if is_asked else "model"], atol=0, rtol=0)
+    assert (logits["fp8"] - logits["model"]).abs().max() > 10 * TOLERANCE
+
+
 def test_rounding_shows() -> None:
     """Negative control: the model without it says something else."""
     folder, ids = build("llama"), random_ids(30, seed=1)
@@ -171,7 +202,7 @@ def test_an_estimate_counts_bytes_of_eight_bits() -> None:
 def test_models_through_transformers_keep_their_type(tmp_path: Path) -> None:
     config = json.loads((build("llama") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"kv_cache_dtype.*must be auto for LlamaForCausalLM"):
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype.*must not be fp8 for LlamaForCausalLM"):
         estimate_model(tmp_path, kv_cache_dtype="fp8", model_impl="transformers")
 
 

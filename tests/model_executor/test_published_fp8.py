@@ -88,6 +88,7 @@ def test_a_published_checkpoint_has_what_is_asked_for(
     read = read_model_config(tmp_path)
     assert read.quantization is not None
     assert (read.quantization.weights, read.quantization.activations) == (weights, activations)
+    assert read.quantization.has_fp8_cache == (config is MODEL_OPT)
     expected = dict(NORMS)
     for name, shape in MATRICES.items():
         expected[f"model.layers.0.{name}.weight"] = shape

@@ -102,8 +102,9 @@ class ModelServiceSettings(Section):
     )
     kv_cache_dtype: KVCacheDtype = Field(
         "auto",
-        description="Type of keys and values in the cache. auto: that of the weights; fp8: FP8 (E4M3), twice the tokens"
-        " in the same memory. It changes what the model says a little. Drafts that read hidden states keep their type.",
+        description="Type of keys and values in the cache. model: that of the model; fp8: FP8 (E4M3), twice the"
+        " tokens in the same memory, which changes what the model says a little; auto: fp8 where the checkpoint asks"
+        " for it. Drafts that read hidden states keep their type.",
     )
     kv_cache_scales: KVCacheScales = Field(
         "checkpoint",

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from outrider.kernels.experts.layout import ExpertWeight, Mxfp4Matrix, Routing, SigmoidScores
 from outrider.kernels.fp8_linear import Rounding, round_rows
+from outrider.kernels.fp8_linear.reference import parts_of_bias
 
 
 def route(logits: torch.Tensor, num_chosen: int, *, normalizes: bool, scores: SigmoidScores | None = None) -> Routing:
@@ -109,10 +110,7 @@ class ExpertParts(ExpertWeight):
         self, x: torch.Tensor, routing: Routing, bias: torch.Tensor | None, *, is_weighted: bool = False
     ) -> torch.Tensor:
         """``x`` [T, K] or [P, K] to [P, N], or weighted to [A, T, N]."""
-        biases: Sequence[torch.Tensor | None] = [None] * len(self._parts)
-        if bias is not None:
-            biases = [own.flatten() for own in torch.split(bias.view(self._num_experts, -1), self._sizes, 1)]
-        parts = zip(self._parts, biases, strict=True)
+        parts = zip(self._parts, parts_of_bias(bias, self._sizes, self._num_experts), strict=True)
         return torch.cat([part(x, routing, own, is_weighted=is_weighted) for part, own in parts], -1)
 
 

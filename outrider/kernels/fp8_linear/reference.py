@@ -48,8 +48,17 @@ class Fp8Parts(PreparedFp8Weight):
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` [T, K] to [T, N]."""
-        biases = [None] * len(self._parts) if bias is None else torch.split(bias, self._sizes)
+        biases = parts_of_bias(bias, self._sizes)
         return torch.cat([part(x, own) for part, own in zip(self._parts, biases, strict=True)], 1)
+
+
+def parts_of_bias(
+    bias: torch.Tensor | None, sizes: Sequence[int], num_experts: int = 1
+) -> Sequence[torch.Tensor | None]:
+    """Biases of parts of as many rows of each expert, cut from that of all [experts * rows]."""
+    if bias is None:
+        return [None] * len(sizes)
+    return [own.flatten() for own in torch.split(bias.view(num_experts, -1), list(sizes), 1)]
 
 
 class WidenedWeight(PreparedFp8Weight):

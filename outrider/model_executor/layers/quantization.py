@@ -65,6 +65,8 @@ class Quantization:
     by both names.
     """
     numbers: Numbers = Numbers.FP8
+    has_fp8_cache: bool = False
+    """True if the checkpoint is made for keys and values in FP8."""
 
     @property
     def is_online(self) -> bool:

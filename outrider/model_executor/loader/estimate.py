@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from outrider.kernels.fp8_linear import FP8
 from outrider.kv_cache import KVCacheLayout
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.loader.checkpoint import has_weights
@@ -18,6 +17,7 @@ from outrider.model_executor.loader.model import (
     ModelImplementation,
     QuantizationName,
     check_folder,
+    choose_cache_dtype,
     choose_dtype,
     choose_length,
     is_text_part,
@@ -101,7 +101,7 @@ def estimate_model(
     length = choose_length(config, max_model_len)
     layout: KVCacheLayout | None
     read: int | None = None
-    cached = FP8 if kv_cache_dtype == "fp8" else chosen
+    cached = choose_cache_dtype(kv_cache_dtype, config, chosen, torch.device("cpu"))
     if config.is_fallback:
         from outrider.model_executor.models.fallback import estimate_sizes  # imports all of transformers
 

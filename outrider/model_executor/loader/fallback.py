@@ -32,8 +32,8 @@ def check_fallback(config: ModelConfig, *, load_format: str, kv_cache_dtype: str
     several ranks.
     """
     name = config.architecture
-    if kv_cache_dtype != "auto":
-        raise ConfigError("kv_cache_dtype", f"must be auto for {name}, which runs through transformers")
+    if kv_cache_dtype == "fp8":
+        raise ConfigError("kv_cache_dtype", f"must not be fp8 for {name}, which runs through transformers")
     if is_shared and config.quantization is not None:
         raise ConfigError(SETTING, f"must be 1 for {name} with FP8 weights, which runs through transformers")
     if load_format != "safetensors":

@@ -55,7 +55,7 @@ _FP8_CAPABILITY = (8, 9)
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
 ModelImplementation = Literal["auto", "native", "transformers"]
 QuantizationName = Literal["none", "fp8"]
-KVCacheDtype = Literal["auto", "fp8"]
+KVCacheDtype = Literal["auto", "model", "fp8"]
 BatchInvariance = Literal["auto", "on", "off"]
 Publish = Callable[[WorkerCommand], None]
 """Called with a command that is about to be run; returns when nothing of the command is needed any more."""
@@ -178,7 +178,7 @@ def load_model(
     length = choose_length(config, given.max_model_len)
     config = config.for_length(length)
     chosen_dtype, chosen_device = choose_dtype(config, given.dtype), torch.device(given.device)
-    cached_dtype = _cached_dtype(given.kv_cache_dtype, chosen_dtype, chosen_device)
+    cached_dtype = choose_cache_dtype(given.kv_cache_dtype, config, chosen_dtype, chosen_device)
     with torch.inference_mode(), explaining_out_of_memory(chosen_device):
         communicator = (
             SINGLE_RANK if given.ranks is None else given.ranks.open_communicator(chosen_device, chosen_dtype)
@@ -320,11 +320,17 @@ def _choose_size(
     return CacheSize(*map(ranks.least, (size.num_pages, size.num_window_pages, size.num_state_slots)))
 
 
-def _cached_dtype(setting: KVCacheDtype, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+def choose_cache_dtype(
+    setting: KVCacheDtype, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> torch.dtype:
     """Type of keys and values; ``ConfigError`` for one that the device has no numbers of."""
+    has_numbers = device.type != "cuda" or torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
     if setting == "auto":
+        asks = config.quantization is not None and config.quantization.has_fp8_cache
+        return FP8 if asks and has_numbers and not config.is_fallback else dtype
+    if setting == "model":
         return dtype
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+    if not has_numbers:
         raise ConfigError("kv_cache_dtype", f"fp8 needs compute capability 8.9 or higher, which {device} has not")
     return FP8
 

@@ -118,11 +118,20 @@ def read_quantization(folder: Path, raw: dict[str, Any]) -> Quantization | None:
         named = "no quant_method" if method is None else f"quant_method {shown(method)}, which is not supported"
         raise ModelError(f"{path}: quantization_config has {named}; {SUPPORTED}")
     try:
-        found = reader(path, settings)
+        found = replace(reader(path, settings), has_fp8_cache=_has_fp8_cache(settings))
         _check_patterns((*found.targets, *found.ignored))
     except ModelError as error:
         raise ModelError(f"{error}; {SUPPORTED}") from error
     return found
+
+
+def _has_fp8_cache(settings: dict[str, Any]) -> bool:
+    """True if keys and values are to be FP8 numbers with one scale each for a layer's; the cache has no other ones."""
+    scheme = settings.get("kv_cache_scheme")
+    if not isinstance(scheme, dict):
+        return settings.get("kv_cache_quant_algo") == "FP8"
+    asked = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+    return all(scheme.get(name, wanted) == wanted for name, wanted in asked.items())
 
 
 def _section(content: object) -> dict[str, Any]:
