@@ -125,7 +125,7 @@ SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": Tru
     ],
 )
 def test_a_checkpoint_can_ask_for_an_fp8_cache(form: str, asks: dict[str, Any], tmp_path: Path) -> None:
-    """But for one with scales that the cache has not, or where the setting says otherwise."""
+    """Schemes with other scales than the cache has, and the setting, leave it in the type of the model."""
     folder, ids = quantize_folder(build("llama"), tmp_path / "model", FORMATS[form]), random_ids(30, seed=3)
     is_modelopt = form == "modelopt"
     name, part = ("hf_quant_config.json", "quantization") if is_modelopt else ("config.json", "quantization_config")

@@ -34,6 +34,13 @@ EXPERTS = {"qwen3-30b-a3b", "mixtral-8x7b", "olmoe-1b-7b-0924"}
 """Models with 18,000 tensors: the second tier has all layers, the first one two."""
 MORE_EXPERTS = {"qwen3-next-80b-a3b"}
 """Models with 75,000 tensors, of which four layers are compared."""
+LONGEST = {
+    "gemma-2-9b": 8192, "gemma-3-1b": 32_768, "glm-4-9b-0414": 32_768, "mistral-small-24b-2501": 32_768,
+    "mixtral-8x7b": 32_768, "olmo-2-1124-7b": 4096, "olmo-3-1025-7b": 65_536, "olmoe-1b-7b-0924": 4096,
+    "phi-3-mini-4k": 4096, "phi-4": 16_384, "qwen3-30b-a3b": 40_960, "qwen3-32b": 40_960,
+    "qwen3-next-80b-a3b": 262_144, "qwen3.5-27b": 262_144, "qwen3.5-35b-a3b": 262_144,
+}  # fmt: skip
+"""Tokens of the longest sequence where those are not 131,072."""
 NUMBERS = r"\{([\d,]+)\}"
 OF_DTYPE = {"bfloat16": "BF16", "float32": "F32"}
 BYTES = {"BF16": 2, "F32": 4, "U8": 1}
@@ -120,6 +127,12 @@ def test_every_tensor_of_a_published_checkpoint_is_used(
     name: str, num_layers: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     check_uses_all(tmp_path, read_published(name, num_layers), caplog)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_longest_sequence_is_the_published_one(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(read_published(name)["config"]))
+    assert read_model_config(tmp_path).max_position == LONGEST.get(name, 131_072)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

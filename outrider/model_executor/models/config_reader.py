@@ -302,7 +302,7 @@ def _convert(
         num_heads=fields["num_attention_heads"],
         num_kv_heads=fields["num_key_value_heads"],
         head_dim=head_dim,
-        max_position=max(_max_position(fields["max_position_embeddings"], rope) for rope in ropes),
+        max_position=_max_position(fields["max_position_embeddings"], ropes, has_kinds=bool(traits.rope_types)),
         rms_norm_eps=fields["rms_norm_eps"],
         qkv_bias=traits.qkv_bias,
         output_bias=traits.output_bias,
@@ -391,16 +391,19 @@ def _check_rotated(rope: RopeConfig, head_dim: int) -> None:
             raise ModelError(f"{name} should have {size // 2} numbers, and has {len(given)}")
 
 
-def _max_position(max_position_embeddings: int, rope: RopeConfig) -> int:
-    """Linear and dynamic scaling stretch what config.json gives, yarn what it was trained at; llama3's is final."""
-    longest = _stretched(max_position_embeddings, rope)
+def _max_position(max_position_embeddings: int, ropes: tuple[RopeConfig, ...], *, has_kinds: bool) -> int:
+    """Linear and dynamic scaling stretch what config.json gives, yarn what it was trained at; llama3's is final, and so
+    is linear scaling of one kind of layers beside another (Gemma 3).
+    """
+    stretching = () if has_kinds else ("linear", "dynamic")
+    longest = max(_stretched(max_position_embeddings, rope, stretching) for rope in ropes)
     if longest > MAX_POSITION:
         raise ModelError(f"max_position_embeddings and its scaling make {longest} tokens; at most {MAX_POSITION}")
     return longest
 
 
-def _stretched(max_position_embeddings: int, rope: RopeConfig) -> int:
-    if rope.rope_type in {"linear", "dynamic"}:
+def _stretched(max_position_embeddings: int, rope: RopeConfig, stretching: tuple[str, ...]) -> int:
+    if rope.rope_type in stretching:
         return int(max_position_embeddings * rope.factor)
     if rope.rope_type == "yarn":
         return max(max_position_embeddings, int(rope.original_max_position * rope.factor))
