@@ -49,6 +49,11 @@ class Messages:
     changed: dict[str, int] = field(default_factory=dict)
     _old: dict[str, deque[bytes]] = field(default_factory=dict)
 
+    @property
+    def kinds(self) -> set[str]:
+        """Kinds of messages of which some were changed."""
+        return {name.partition(" ")[0] for name in self.changed}
+
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Stand between both services and their sockets."""
         patch.setattr(sender, "to_bytes", partial(self._sent, "proposals", messages.to_bytes, self._proposals))

@@ -129,6 +129,13 @@ class Plan:
     reads_states: bool
     """True: the draft is a head."""
 
+    @property
+    def changed_kinds(self) -> set[str]:
+        """Kinds of messages of which some are changed for certain: a draft that reads states pushes nothing."""
+        if not self.is_wrong:
+            return set()
+        return {"proposals", "verdicts", *(["pushes"] if self.mode == "chain" and not self.reads_states else [])}
+
 
 def drawn(seed: int) -> Plan:
     """The plan that follows from a seed."""
@@ -146,7 +153,9 @@ def drawn(seed: int) -> Plan:
 
 
 async def play_plan(plan: Plan, seed: int, near: Path, head: Path, patch: pytest.MonkeyPatch) -> Faults:
-    """One stack until its requests have ended and a fault has happened, of a service where the plan has these."""
+    """One stack until its requests have ended and faults have happened: of a service, and of each kind of message,
+    where the plan has these.
+    """
     if plan.mode == "auto":
         patch.setattr(order, "TOKENS_OF_WINDOW", 4)
         patch.setattr(order, "FIRST_TRIAL_S", 0.0)
@@ -163,7 +172,8 @@ async def play_plan(plan: Plan, seed: int, near: Path, head: Path, patch: pytest
         "target_settings": pages,
         "draft_settings": {**pages, **method},
     }
-    Messages(random.Random(seed + 1), is_wrong=plan.is_wrong).install(patch)
+    messages = Messages(random.Random(seed + 1), is_wrong=plan.is_wrong)
+    messages.install(patch)
     expected = await expected_of(plan.rule)
     draft = head if plan.reads_states else near
     async with through_a_proxy(patch) as proxy, run_stack(TARGET, draft, wire=True, **settings) as stack:
@@ -177,7 +187,9 @@ async def play_plan(plan: Plan, seed: int, near: Path, head: Path, patch: pytest
                 expected,
                 random.Random(seed + 3),
                 NUM_REQUESTS,
-                is_enough=lambda: faults.of_services if plan.kills else faults.happened,
+                is_enough=lambda: (
+                    (faults.of_services if plan.kills else faults.happened) and messages.kinds >= plan.changed_kinds
+                ),
             )
         finally:
             faults.is_over = True
@@ -193,6 +205,7 @@ def test_seeds_draw_every_kind_of_plan() -> None:
     for kinds in zip(*drawn_kinds, strict=True):
         assert set(kinds) == {False, True}
     assert all(plan.is_wrong and plan.kills for plan in plans)
+    assert {"pushes" in plan.changed_kinds for plan in plans} == {False, True}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
