@@ -51,7 +51,7 @@ def addresses(servers: list[Server]) -> str:
 
 
 @contextlib.asynccontextmanager
-async def running(*, versions: tuple[Path, Path] = (MODEL, MODEL)) -> AsyncIterator[Replicas]:
+async def running(draft_ahead: str, *, versions: tuple[Path, Path] = (MODEL, MODEL)) -> AsyncIterator[Replicas]:
     made = Replicas()
     async with contextlib.AsyncExitStack() as cleanup:
         for number, version in enumerate(versions, 1):
@@ -69,7 +69,9 @@ async def running(*, versions: tuple[Path, Path] = (MODEL, MODEL)) -> AsyncItera
             RemoteReplicas(addresses([made.servers[target] for target in made.targets]), RemoteTarget, interval_s=0.1),
             RemoteReplicas(addresses([made.servers[draft] for draft in made.drafts]), RemoteDraft, interval_s=0.1),
             # Fixed: a draft as slow as its target would not pay.
-            CoordinatorSettings.model_validate({"draft_timeout_ms": 60_000, "draft_length": "fixed"}),
+            CoordinatorSettings.model_validate(
+                {"draft_timeout_ms": 60_000, "draft_length": "fixed", "draft_ahead": draft_ahead}
+            ),
         )
         cleanup.push_async_callback(made.coordinator.close)
         await made.coordinator.start()
@@ -89,9 +91,15 @@ def requests(options: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**options, "prompt_token_ids": [72, 101, first], "seed": first} for first in range(6)]
 
 
-@pytest.mark.parametrize("options", [GREEDY, COUPLED], ids=["greedy", "coupled"])
-async def test_one_of_each_dies_under_load_and_every_token_is_that_of_a_run_alone(options: dict[str, Any]) -> None:
-    async with running() as made:
+@pytest.mark.parametrize(
+    ("options", "draft_ahead"),
+    [(GREEDY, "verdict"), (COUPLED, "verdict"), (COUPLED, "chain")],
+    ids=["greedy", "coupled", "coupled chain"],
+)
+async def test_one_of_each_dies_under_load_and_every_token_is_that_of_a_run_alone(
+    options: dict[str, Any], draft_ahead: str
+) -> None:
+    async with running(draft_ahead) as made:
         asked = requests(options)
         alone = [await made.client.generate(**{**request, "num_speculative_tokens": 0}) for request in asked]
         num_seen = [0] * len(asked)
@@ -114,7 +122,8 @@ async def test_one_of_each_dies_under_load_and_every_token_is_that_of_a_run_alon
         assert attached(made) == (1, 1)
         assert stats_of(made.coordinator).num_failed == 0
         # All of a draft that is the target's twin is accepted: some 30 steps, and a few without while it moved.
-        assert max(result.speculation.num_steps for result in results) < 75
+        # How many pushes of a chain are late depends on how busy the processors are.
+        assert draft_ahead == "chain" or max(result.speculation.num_steps for result in results) < 75
         await eventually(made.are_idle, "idle services")
 
 
@@ -127,8 +136,10 @@ def by_version(made: Replicas, what: str) -> Counter[str]:
     return found
 
 
-async def test_a_draft_version_is_rolled_forward_and_back_under_traffic() -> None:
-    async with running(versions=(OTHER, MODEL)) as made:
+@pytest.mark.parametrize("draft_ahead", ["verdict", "chain"])
+async def test_a_draft_version_is_rolled_forward_and_back_under_traffic(draft_ahead: str) -> None:
+    """Pushes of the version that leaves are on their way in a chain."""
+    async with running(draft_ahead, versions=(OTHER, MODEL)) as made:
         asked = requests({**GREEDY, "max_tokens": 400})
         alone = [await made.client.generate(**{**request, "num_speculative_tokens": 0}) for request in asked]
         old, new = made.drafts
