@@ -43,6 +43,8 @@ class SequenceState:
     num_committed: int = 0
     snapshot_length: int = 0
     """Tokens of the last snapshot that was taken of it."""
+    prompt_length: int = 0
+    """Tokens after which the last chunk of a prompt left the state."""
 
     def reaches(self, length: int) -> bool:
         """True if the state after ``length`` tokens can be computed from what the slot has."""
@@ -141,6 +143,8 @@ class StateSlots:
             if not length:
                 state.length = state.snapshot_length = 0
             before, state.length = state.length, self._next(state, length, count, drafts)
+            if count > self._num_replayed:
+                state.prompt_length = state.length
             numbers[:, row] = state.slot, before, state.length
         return StateRows(numbers, self._due_copies())
 
@@ -153,8 +157,8 @@ class StateSlots:
         """True if a snapshot is to be taken before a forward appends ``count`` tokens."""
         if self.snapshots is None or state.length % self._page_size or state.length <= state.snapshot_length:
             return False
-        is_running = count <= self._num_replayed
-        return is_running or state.length - state.snapshot_length >= self._interval
+        ends_prompt = count <= self._num_replayed and state.length == state.prompt_length
+        return ends_prompt or state.length - state.snapshot_length >= self._interval
 
     def snapshot(self, state: SequenceState, key: bytes) -> None:
         """Keep a copy of a sequence's state, to be found by the ``key`` of its last page, if there is a slot for it."""

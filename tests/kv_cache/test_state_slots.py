@@ -57,8 +57,8 @@ class Rig:
         self.manager = KVCacheManager(PagePool(900, PAGE_SIZE), prefix_caching=prefix_caching, states=self.states)
         self.device = Device()
 
-    def forward(self, rows: list[tuple[KVSequence, int, list[int], list[int]]]) -> None:
-        """Rows of a sequence, the tokens kept of it, committed tokens and drafts."""
+    def forward(self, rows: list[tuple[KVSequence, int, list[int], list[int]]]) -> int:
+        """Rows of a sequence, the tokens kept of it, committed tokens and drafts; returns the number of copies."""
         sequences, kept = [row[0] for row in rows], [row[1] for row in rows]
         self.manager.require_states(sequences, kept)
         counts, drafts = [len(row[2]) for row in rows], [len(row[3]) for row in rows]
@@ -71,6 +71,7 @@ class Rig:
         for (sequence, length, ids, guesses), row in zip(rows, planned.numbers.T.tolist(), strict=True):
             self.device.forward(row, [*sequence.token_ids[:length], *ids, *guesses], length)
         self.manager.replace_tails(sequences, kept, [[*row[2], *row[3]] for row in rows])
+        return len(planned.copies)
 
 
 def test_states_follow_their_texts_under_random_operations() -> None:
@@ -174,6 +175,19 @@ def test_the_end_of_a_prompt_is_found_and_the_pages_after_it_are_not() -> None:
         rig.manager.release(sequence)
     assert rig.manager.prefix_cache is not None
     assert rig.manager.prefix_cache.num_hit_tokens == 44
+
+
+def test_a_running_sequence_is_copied_at_the_end_of_its_prompt_and_then_once_an_interval() -> None:
+    rig = Rig()
+    sequence = rig.manager.open(LONGEST)
+    rig.forward([(sequence, 0, list(range(50)), [])])
+    copied = []
+    for length in range(50, LONGEST):
+        rig.manager.commit(sequence, length)
+        before = sequence.state.length if sequence.state is not None else 0
+        if rig.forward([(sequence, length, [1], [])]):
+            copied.append(before)
+    assert copied == [44, 68, 92]
 
 
 def test_without_a_free_slot_no_sequence_opens_and_no_snapshot_is_taken() -> None:
