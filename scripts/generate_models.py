@@ -38,7 +38,7 @@ Decoders of other families run through transformers' code with paged attention (
 where no family fits), if every layer attends through its attention interface. RMS norms and products are ours; CUDA
 graphs are used if they give the same logits: expect {FALLBACK_SPEED} of native speed. `--tensor-parallel-size` shares
 linear layers by transformers' plan; models with experts, or without a plan, are refused then. On one device
-linear layers are FP8 if they are on file, or with `--quantization fp8`; FP8 experts, heads and caches, and frequencies
+linear layers are FP8 if they are on file, or with `--quantization fp8`; FP8 experts and heads, and frequencies
 that depend on the longest sequence, are refused. Latent attention (MLA) keeps each head's whole keys and values. Code
 from a model's folder is never run. Logits were compared with transformers in float32, or the model is refused, by
 `outrider check` too:
@@ -70,7 +70,7 @@ Layers that a checkpoint ignores keep its 16 or 32 bits, as do head and experts 
 The KV cache has the model's type, or FP8 (E4M3) with `--kv-cache-dtype fp8` or where a checkpoint asks for it
 (`kv_cache_scheme`): twice the tokens, on a CPU or a GPU of compute capability 8.9. Scales are the checkpoint's
 `k_scale` and `v_scale`, else 1, or measured (`kv_cache_scales`). Logits equal transformers' over a cache that rounds
-alike. Heads and models through transformers keep their type.
+alike. Heads keep their type.
 
 Activations are rounded as the format says and not by the number of rows, so a token's output does not depend on the
 load. With `--tensor-parallel-size` above 1 a scale for each token is that of a rank's part of the token where ranks

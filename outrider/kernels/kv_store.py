@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from outrider.kernels.fp8_linear.layout import FP8, FP8_MAX
 from outrider.kernels.launching import has_kernels
 
 
@@ -19,14 +20,31 @@ def store_kv(kv: torch.Tensor, slots: torch.Tensor, key_value: torch.Tensor) -> 
     as_bytes(kv).index_copy_(0, slots, as_bytes(key_value))
 
 
-def store_heads(kv: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Write ``keys`` and ``values`` [T, H_kv, D], of any strides, to ``kv`` [S, 2, H_kv, D] at ``slots`` [T]."""
+def store_heads(
+    kv: torch.Tensor,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    scales: tuple[float, float] = (1.0, 1.0),
+) -> None:
+    """Write ``keys`` and ``values`` [T, H_kv, D], of any strides, to ``kv`` [S, 2, H_kv, D] at ``slots`` [T]; FP8
+    numbers times the ``scales`` are what was written.
+    """
+    if kv.dtype == FP8:
+        keys, values = (in_fp8(part, 1.0 / scale) for part, scale in zip((keys, values), scales, strict=True))
+        kv, keys, values = (as_bytes(part) for part in (kv, keys, values))
     if has_kernels(kv.device):
         from outrider.kernels import kv_store_kernel  # Triton is slow to import
 
         kv_store_kernel.store_heads(kv, slots, keys, values)
     else:
         store_kv(kv, slots.long(), torch.stack((keys, values), dim=1).to(kv.dtype))
+
+
+def in_fp8(x: torch.Tensor, inverse_scale: float | torch.Tensor) -> torch.Tensor:
+    """``x`` times an inverse scale as FP8 numbers, at most the largest one."""
+    return (x.float() * inverse_scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,6 @@ import torch
 
 from outrider.errors import ModelError
 from outrider.model_executor.input_batch import ForwardRow
-from outrider.model_executor.layers.attention import Attention
 from outrider.model_executor.loader.model import LoadedModel, Ranks
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.worker import Worker
@@ -35,9 +34,7 @@ def measure_kv_scales(worker: Worker, ranks: Ranks | None = None) -> None:
 
     ``ModelError`` for keys or values that are no finite numbers.
     """
-    layers = {
-        n: layer.attention for n, layer in enumerate(worker.model.layers) if isinstance(layer.attention, Attention)
-    }
+    layers = worker.model.scaled_layers
     for attention in layers.values():
         attention.set_kv_scales(1.0, 1.0)
     with torch.inference_mode():

@@ -244,7 +244,9 @@ def compile_odd_shapes() -> None:
     Model(torch.float32, qk_norm=True, sliding_windows=(512,), **odd).forward(BatchShape(4, 20, 8), 20)
     Model(torch.bfloat16, output_bias=True).forward(BatchShape(8, 40, 8), 1)
     product, kv = (torch.empty(sizes, dtype=torch.bfloat16, device=GPU) for sizes in ((5, 24, 64), (32, 2, 8, 64)))
-    store_heads(kv, torch.empty(5, dtype=torch.int32, device=GPU), product[:, 8:16], product[:, 16:])
+    slots = torch.empty(5, dtype=torch.int32, device=GPU)
+    store_heads(kv, slots, product[:, 8:16], product[:, 16:])
+    store_heads(kv.to(torch.float8_e4m3fn), slots, product[:, 8:16], product[:, 16:])
 
 
 def compile_experts_and_hybrids() -> None:

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from outrider.kernels.fp8_linear import FP8
 from outrider.kernels.kv_store import store_heads
 from outrider.kernels.launching import launches_early, num_processors
 from outrider.kernels.linear import few_rows, prepare_weight, split_k, stream_k
@@ -701,7 +702,10 @@ def test_what_was_put_stays_until_a_launch_has_read_it() -> None:
 
 @pytest.mark.parametrize(("num_heads", "size"), [(1, 8), (3, 10), (5, 64)])
 @pytest.mark.parametrize("is_transposed", [False, True])
-def test_heads_of_any_strides_are_stored_in_their_slots(num_heads: int, size: int, *, is_transposed: bool) -> None:
+@pytest.mark.parametrize("is_fp8", [False, True])
+def test_heads_of_any_strides_are_stored_in_their_slots(
+    num_heads: int, size: int, *, is_transposed: bool, is_fp8: bool
+) -> None:
     """Keys and values are parts of one product; slot -1 is no token's."""
     slots = torch.tensor([3, -1, 0, 19, 7, -1, 5], dtype=torch.int32, device=DEVICE)
     product = torch.randn(len(slots), 3 * num_heads * size, device=DEVICE)
@@ -711,5 +715,9 @@ def test_heads_of_any_strides_are_stored_in_their_slots(num_heads: int, size: in
     kv = torch.full((20, 2, num_heads, size), float("nan"), device=DEVICE)
     expected, is_token = kv.clone(), slots >= 0
     expected[slots[is_token].long()] = torch.stack((keys, values), dim=1)[is_token]
-    store_heads(kv, slots, keys, values)
-    torch.testing.assert_close(kv, expected, atol=0, rtol=0, equal_nan=True)
+    if is_fp8:
+        kv = kv.to(FP8)
+        expected[:, 0] *= 256.0
+        expected = torch.where(expected.isnan(), expected, expected.clamp(-448, 448)).to(FP8)
+    store_heads(kv, slots, keys, values, scales=(1 / 256, 1.0))
+    torch.testing.assert_close(kv.float(), expected.float(), atol=0, rtol=0, equal_nan=True)

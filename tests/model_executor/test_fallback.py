@@ -264,9 +264,7 @@ def test_ranks_are_refused_before_anything_is_loaded(name: str, size: int, reaso
     assert caught.value.field == "tensor_parallel_size"
 
 
-def test_fp8_caches_and_experts_on_ranks_are_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ConfigError, match="kv_cache_dtype: must not be fp8 for SmolLM3ForCausalLM, which runs through"):
-        estimate_model(build("smollm3"), kv_cache_dtype="fp8")
+def test_experts_on_ranks_are_refused_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError, match="enable_expert_parallel: must be off for Qwen2MoeForCausalLM, which runs"):
         estimate_model(build_fallback("qwen2_moe"), tensor_parallel_size=2, enable_expert_parallel=True)
 

@@ -14,12 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 
-from outrider.errors import ConfigError, ModelError
+from outrider.errors import ModelError
 from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.kv_calibration import measure_kv_scales
 from outrider.model_executor.loader.estimate import estimate_model
 from outrider.model_executor.model_runner import ModelRunner
 from tests.model_executor.parity import TOLERANCE, build, random_ids
-from tests.support.fallback_models import GEMMA4
+from tests.support.fallback_models import GEMMA4, build_fallback
 from tests.support.fp8_models import FORMATS, float64_reference, quantize_folder
 
 FP8 = torch.float8_e4m3fn
@@ -199,11 +200,35 @@ def test_an_estimate_counts_bytes_of_eight_bits() -> None:
     assert wide.kv_bytes_per_token == 2 * (narrow.kv_bytes_per_token or 0)
 
 
-def test_models_through_transformers_keep_their_type(tmp_path: Path) -> None:
-    config = json.loads((build("llama") / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"kv_cache_dtype.*must not be fp8 for LlamaForCausalLM"):
-        estimate_model(tmp_path, kv_cache_dtype="fp8", model_impl="transformers")
+THROUGH_TRANSFORMERS = {
+    "smollm3": "model.layers.{}.self_attn", "gpt_neox": "gpt_neox.layers.{}.attention",
+    "gemma": "model.layers.{}.self_attn", "cohere2": "model.layers.{}.self_attn",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THROUGH_TRANSFORMERS)
+def test_models_through_transformers_round_their_keys_and_values(name: str, tmp_path: Path) -> None:
+    """Scales of the checkpoint, by whatever name its attention has, and measured ones."""
+    folder, ids = build_fallback(name), random_ids(40, seed=4)
+    shutil.copytree(folder, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    for side, numbers in SCALES.items():
+        for layer, number in enumerate(numbers):
+            tensors[f"{THROUGH_TRANSFORMERS[name].format(layer)}.{side}_scale"] = torch.tensor(number)
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    runner = load(tmp_path / "model", model_impl="transformers")
+    assert runner.config.is_fallback
+    sequence, found = runner.sequences.open(60), []
+    for start, end in ((0, 20), (20, 21), (21, 40)):
+        found.append(runner.forward([ForwardRow(sequence, ids[start:end], end - start)]).clone())
+    layers = runner.worker.model.scaled_layers.values()
+    given = {side: (*numbers, *ONES[side])[: len(layers)] for side, numbers in SCALES.items()}
+    check(torch.cat(found), expected_logits(folder, ids, given))
+    measure_kv_scales(runner.worker)
+    measured = dict(zip("kv", zip(*(layer.kv_scales for layer in layers), strict=True), strict=True))
+    assert measured not in (given, {side: ONES[side][: len(layers)] for side in "kv"})
+    last = runner.forward([ForwardRow(runner.sequences.open(60), ids, 40)])
+    check(last, expected_logits(folder, ids, measured))
 
 
 def test_prefixes_in_the_cache_are_rounded_once() -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from outrider.kernels.fp8_linear.layout import FP8_MAX
-from outrider.kernels.kv_store import store_kv
+from outrider.kernels.kv_store import in_fp8, store_kv
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +59,14 @@ def apply_rope_and_cache(
     _rotate(source, _per_token(cos_sin), out=turned)
     if heads.num_kv_heads:
         stored = every_head[:, heads.num_heads :].view(-1, 2, heads.num_kv_heads, heads.head_dim)
-        store_kv(kv, slots, stored if kv.dtype == stored.dtype else _in_fp8(stored, heads, kv.dtype))
+        store_kv(kv, slots, stored if kv.dtype == stored.dtype else _in_fp8(stored, heads))
     return every_head.narrow(1, 0, heads.num_heads)
 
 
-def _in_fp8(stored: torch.Tensor, heads: HeadLayout, dtype: torch.dtype) -> torch.Tensor:
+def _in_fp8(stored: torch.Tensor, heads: HeadLayout) -> torch.Tensor:
     """Keys and values [T, 2, H_kv, D] as FP8 numbers."""
     inverse = [1.0 if scale is None else scale for scale in heads.inverse_scales]
-    scaled = stored.float() * torch.tensor(inverse, device=stored.device)[:, None, None]
-    return scaled.clamp(-FP8_MAX, FP8_MAX).to(dtype)
+    return in_fp8(stored, torch.tensor(inverse, device=stored.device)[:, None, None])
 
 
 def _per_token(cos_sin: CosSin) -> CosSin:

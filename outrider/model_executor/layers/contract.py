@@ -30,6 +30,19 @@ class Preparable(Protocol):
         ...
 
 
+class KVScaled(Protocol):
+    """A layer's keys and values in an FP8 cache: its numbers times scales."""
+
+    @property
+    def kv_scales(self) -> tuple[float, float]:
+        """Scales of keys and of values."""
+        ...
+
+    def set_kv_scales(self, key_scale: float, value_scale: float) -> None:
+        """Set ``kv_scales``, before the first forward."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class WeightTarget:
     """Destination of one tensor of a checkpoint."""

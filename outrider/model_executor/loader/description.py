@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from outrider import __version__
 from outrider.kernels.fp8_linear import FP8
 from outrider.model_executor.device_setup import device_facts
-from outrider.model_executor.layers.attention import Attention
 from outrider.model_executor.loader.tokenizer_files import check_tokenizer, read_tokenizer
 from outrider.model_executor.synthetic.recipe import FILE
 from outrider.types import NOISE_MARK, SYNTHETIC_MARK, ModelDescription
@@ -64,8 +63,7 @@ def _kv_cache_text(runner: ModelRunner) -> str:
     """An FP8 cache and its scales; empty for others."""
     if runner.kv_cache.dtype != FP8:
         return ""
-    mixers = [layer.attention for layer in runner.worker.model.layers]
-    scales = [scale for mixer in mixers if isinstance(mixer, Attention) for scale in mixer.kv_scales]
+    scales = [scale for layer in runner.worker.model.scaled_layers.values() for scale in layer.kv_scales]
     least, most = (f"{scale:.3g}" for scale in (min(scales), max(scales)))
     return f"fp8 KV cache, scales {least}" + ("" if least == most else f" to {most}")
 

@@ -17,6 +17,7 @@ from outrider.model_executor.distributed.sharding import SETTING
 from outrider.model_executor.kv_cache_sizing import check_bytes_fit
 from outrider.model_executor.layers.contract import WeightTarget, whole
 from outrider.model_executor.loader.checkpoint import INDEX_NAME, StoredTensor, check_tensor, read_tensors
+from outrider.model_executor.loader.kv_scales import read_kv_scales
 from outrider.model_executor.loader.weights import Progress, copy_tensors
 from outrider.model_executor.models import FALLBACK_SPEED, Decoder, ModelConfig
 from outrider.model_executor.models.json_files import is_there, read_object
@@ -27,13 +28,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def check_fallback(config: ModelConfig, *, load_format: str, kv_cache_dtype: str, is_shared: bool) -> None:
+def check_fallback(config: ModelConfig, *, load_format: str, is_shared: bool) -> None:
     """Raise ``ConfigError`` for a setting that a model has not that transformers' code computes; ``is_shared``: by
     several ranks.
     """
     name = config.architecture
-    if kv_cache_dtype == "fp8":
-        raise ConfigError("kv_cache_dtype", f"must not be fp8 for {name}, which runs through transformers")
     if is_shared and config.quantization is not None:
         raise ConfigError(SETTING, f"must be 1 for {name} with FP8 weights, which runs through transformers")
     if load_format != "safetensors":
@@ -82,8 +81,11 @@ def load_fallback(
     *,
     progress: Progress | None = None,
     communicator: Communicator = SINGLE_RANK,
+    has_kv_scales: bool = False,
 ) -> Decoder:
-    """Load a folder; ``ModelError`` where transformers cannot run it with our attention, or its files lack tensors."""
+    """Load a folder, with the scales of an FP8 cache if ``has_kv_scales``; ``ModelError`` where transformers cannot run
+    it with our attention, or its files lack tensors.
+    """
     # They import all of transformers.
     from outrider.model_executor.models.fallback import TransformersDecoder, estimate_sizes
     from outrider.model_executor.models.fallback_progress import reporting_progress
@@ -96,7 +98,10 @@ def load_fallback(
         "%s: %s runs through transformers: expect %s of native speed", folder, config.architecture, FALLBACK_SPEED
     )
     with reporting_progress(progress, sizes.weight_bytes):
-        return TransformersDecoder(
+        decoder = TransformersDecoder(
             folder, config, dtype=dtype, device=device, communicator=communicator, groups=sizes.groups,
             scales=_read_scales(stored, sizes.quantized),
         )  # fmt: skip
+    if has_kv_scales:
+        read_kv_scales(decoder, stored)
+    return decoder

@@ -6,29 +6,26 @@ vLLM's, compressed-tensors' and ModelOpt's names; layers without any have scales
 from __future__ import annotations
 
 import math
+import re
 
 from safetensors import SafetensorError, safe_open
 
 from outrider.errors import ModelError
-from outrider.model_executor.layers.attention import Attention
 from outrider.model_executor.loader.checkpoint import StoredTensor
 from outrider.model_executor.models.decoder import Decoder
 
-_NAMES = {"k": ("k_scale", "k_proj.k_scale"), "v": ("v_scale", "v_proj.v_scale")}
+_NAME = re.compile(r".*\.(\d+)\.\w+\.(?:[kv]_proj\.)?([kv])_scale")
 
 
 def read_kv_scales(decoder: Decoder, stored: dict[str, StoredTensor]) -> None:
     """Set each layer's scales; ``ModelError`` for one that is no positive number."""
-    for number, layer in enumerate(decoder.layers):
-        if not isinstance(layer.attention, Attention):  # of recurrent states
-            continue
-        prefix = f"model.layers.{decoder.config.kv_source(number)}.self_attn."
-        key, value = (_scale(stored, [prefix + name for name in _NAMES[side]]) for side in "kv")
-        layer.attention.set_kv_scales(key, value)
+    found = {(int(match[1]), match[2]): tensor for name, tensor in stored.items() if (match := _NAME.fullmatch(name))}
+    for number, layer in decoder.scaled_layers.items():
+        source = decoder.config.kv_source(number)
+        layer.set_kv_scales(*(_scale(found.get((source, side))) for side in "kv"))
 
 
-def _scale(stored: dict[str, StoredTensor], names: list[str]) -> float:
-    tensor = next((stored[name] for name in names if name in stored), None)
+def _scale(tensor: StoredTensor | None) -> float:
     if tensor is None:
         return 1.0
     try:

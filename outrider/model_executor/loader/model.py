@@ -171,8 +171,7 @@ def load_model(
     if given.enable_expert_parallel:
         config = with_parallel_experts(config)
     config, stored = check_folder(
-        config, folder, given.load_format, given.quantization, kv_cache_dtype=given.kv_cache_dtype,
-        is_shared=given.ranks is not None,
+        config, folder, given.load_format, given.quantization, is_shared=given.ranks is not None,
         warns=given.ranks is None or given.ranks.publish is not None,  # of several ranks one
     )  # fmt: skip
     length = choose_length(config, given.max_model_len)
@@ -223,7 +222,10 @@ def _load_decoder(
 ) -> Decoder:
     """Decoder of the folder with its weights: ours, or transformers' own code."""
     if config.is_fallback:
-        return load_fallback(folder, config, dtype, device, progress=progress, communicator=communicator)
+        return load_fallback(
+            folder, config, dtype, device, progress=progress, communicator=communicator,
+            has_kv_scales=cached_dtype == FP8,
+        )  # fmt: skip
     check_weights_fit(config, dtype, device, communicator.shard)
     decoder = Decoder(config, dtype=dtype, device=device, communicator=communicator, batch_invariant=keeps_order)
     _fill(decoder, folder, load_format, progress, stored=stored, has_kv_scales=cached_dtype == FP8)
@@ -264,7 +266,6 @@ def check_folder(
     load_format: LoadFormat,
     quantization: QuantizationName,
     *,
-    kv_cache_dtype: KVCacheDtype,
     is_shared: bool,
     warns: bool,
 ) -> tuple[ModelConfig, dict[str, StoredTensor]]:
@@ -281,7 +282,7 @@ def check_folder(
     if warns and is_text_part(config):
         _log.warning("%s: only text is served of %s: images and sound are refused", folder, config.architecture)
     if config.is_fallback:
-        check_fallback(config, load_format=load_format, kv_cache_dtype=kv_cache_dtype, is_shared=is_shared)
+        check_fallback(config, load_format=load_format, is_shared=is_shared)
     elif load_format == "safetensors":
         read = read_family_tensors(folder, config)
         config = with_stored_experts(with_stored_head(folder, config, read.tensors), read.tensors)
@@ -327,7 +328,7 @@ def choose_cache_dtype(
     has_numbers = device.type != "cuda" or torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
     if setting == "auto":
         asks = config.quantization is not None and config.quantization.has_fp8_cache
-        return FP8 if asks and has_numbers and not config.is_fallback else dtype
+        return FP8 if asks and has_numbers else dtype
     if setting == "model":
         return dtype
     if not has_numbers:

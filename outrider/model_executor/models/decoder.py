@@ -26,6 +26,7 @@ from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import (
     AttentionInputs,
     DeviceBatch,
+    KVScaled,
     Residual,
     StateInputs,
     TokenMixer,
@@ -171,6 +172,12 @@ class Decoder:
         """Index of the cache layer that each layer reads."""
         groups = [group for group, _ in self.kv_cache_layout.places]
         self._groups = [groups[layer] for layer in self.cache_layers]
+
+    @property
+    def scaled_layers(self) -> dict[int, KVScaled]:
+        """Layers with keys and values, by number, which an FP8 cache has scales for."""
+        mixers = enumerate(layer.attention for layer in self.layers)
+        return {number: mixer for number, mixer in mixers if isinstance(mixer, Attention)}
 
     def weights(self) -> Weights:
         """Every tensor that a checkpoint of this model must have."""

@@ -24,11 +24,19 @@ from outrider.kv_cache import KVCacheLayout, KVCacheSpec
 from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator, SingleRank
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
-from outrider.model_executor.layers.contract import DeviceBatch, WeightTarget
+from outrider.model_executor.layers.contract import DeviceBatch, KVScaled, WeightTarget
 from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.config_reader import without_warnings
 from outrider.model_executor.models.decoder import Decoder
-from outrider.model_executor.models.fallback_attention import HOLDER, NAME, AttentionProbe, Current, Paged, register
+from outrider.model_executor.models.fallback_attention import (
+    HOLDER,
+    NAME,
+    AttentionProbe,
+    CacheScales,
+    Current,
+    Paged,
+    register,
+)
 from outrider.model_executor.models.fallback_config import has_other_parts, transformers_config
 from outrider.model_executor.models.fallback_linear import (
     Groups,
@@ -41,6 +49,7 @@ from outrider.model_executor.models.fallback_norm import replace_norms
 from outrider.model_executor.models.fallback_sharding import share_linears
 from outrider.model_executor.models.fallback_states import LayerStates
 from outrider.model_executor.models.json_files import one_line, read_object
+from outrider.model_executor.models.weights import KV_SCALES
 
 _log = logging.getLogger(__name__)
 _NO_INTERFACE = "its attention does not go through transformers' attention interface"
@@ -55,7 +64,8 @@ def _check_found(architecture: str, found: dict[str, Any], scales: Collection[st
     if mismatched := found["mismatched_keys"]:
         name, stored, wanted = min(mismatched)
         raise ModelError(f"{name} has shape {list(stored)}; config.json asks for {list(wanted)}")
-    if (unused := set(found["unexpected_keys"]).difference(scales)) and not has_other_parts(architecture):
+    unused = {name for name in found["unexpected_keys"] if name not in scales and not name.endswith(KV_SCALES)}
+    if unused and not has_other_parts(architecture):
         _log.warning("tensor %s not used: no part of a %s", _some(unused), architecture)
 
 
@@ -151,6 +161,13 @@ class TransformersDecoder(Decoder):
             self._states = LayerStates(self._module.model, config.num_layers)
         self.kv_cache_layout = KVCacheLayout.of(self._module.specs)
         self._groups = [group for group, _ in self.kv_cache_layout.places]
+        self.cache_layers = self._module.places
+        self._scales = [CacheScales() for _ in self._groups]
+
+    @property
+    def scaled_layers(self) -> dict[int, KVScaled]:
+        """Layers that store keys and values of their own."""
+        return {self.cache_layers.index(place): scales for place, scales in enumerate(self._scales)}
 
     def layer_states(
         self, batch: DeviceBatch, kv_cache: KVCacheTensors, layers: Sequence[int]
@@ -158,7 +175,7 @@ class TransformersDecoder(Decoder):
         """See ``Decoder.layer_states``."""
         groups = [inputs.mapped() for inputs in batch.groups]
         inputs = [groups[group] for group in self._groups]
-        self._module.current.attention = Paged(kv_cache, inputs, self._module.places)
+        self._module.current.attention = Paged(kv_cache, inputs, self.cache_layers, self._scales)
         with self._states.collected(layers) as states:
             output = self._module.decoder(
                 input_ids=batch.token_ids.long()[None], position_ids=batch.positions.long()[None], use_cache=False,

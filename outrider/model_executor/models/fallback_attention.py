@@ -61,6 +61,17 @@ class AttentionProbe:
         return found
 
 
+@dataclass(slots=True)
+class CacheScales:
+    """See ``KVScaled``."""
+
+    kv_scales: tuple[float, float] = (1.0, 1.0)
+
+    def set_kv_scales(self, key_scale: float, value_scale: float) -> None:
+        """Set both."""
+        self.kv_scales = key_scale, value_scale
+
+
 @dataclass(frozen=True, slots=True)
 class Paged:
     """Attention of a forward over the cache."""
@@ -70,6 +81,8 @@ class Paged:
     """Attention inputs of the layers of the cache."""
     places: Sequence[int]
     """Index of the cache layer that each layer of the model reads."""
+    scales: Sequence[CacheScales]
+    """Scales of the layers of an FP8 cache."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
@@ -78,15 +91,15 @@ class Paged:
         and values differ in size, as with latent attention, zeros fill up the smaller ones.
         """
         place = self.places[layer]
-        kv, inputs = self.kv_cache.layer(place), self.inputs[place]
+        kv, inputs, scales = self.kv_cache.layer(place), self.inputs[place], self.scales[place].kv_scales
         queries, keys, values = (_filled(part[0].transpose(0, 1), kv.shape[-1]) for part in (query, key, value))
         if place not in self.places[:layer]:
-            store_heads(kv, inputs.slots, keys, values)
-        scale = options.get("scaling") or query.shape[-1] ** -0.5
+            store_heads(kv, inputs.slots, keys, values, scales=scales)
+        scale = (options.get("scaling") or query.shape[-1] ** -0.5) * scales[0]
         sinks: torch.Tensor | None = options.get("s_aux")
         found = paged_attention(
             queries.contiguous(), kv, inputs.plan, scale=scale, softcap=options.get("softcap"),
-            sink_logits=None if sinks is None else sinks.float(),
+            sink_logits=None if sinks is None else sinks.float(), value_scale=None if scales[1] == 1.0 else scales[1],
         )  # fmt: skip
         return found[None, ..., : value.shape[-1]]
 

@@ -21,7 +21,7 @@ EMBEDDING_NAME = "model.embed_tokens.weight"
 LAYER_EMBEDDING_NAME = "model.embed_tokens_per_layer.weight"
 _KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d{1,5})\.self_attn\.[kv]_(?:proj|norm)\.")
 _NO_MEMORY = torch.device("meta")
-_KV_SCALES = (".k_scale", ".v_scale", ".q_scale")
+KV_SCALES = (".k_scale", ".v_scale", ".q_scale")
 """Names of the scales of a quantized KV cache; ``loader.kv_scales`` reads those that it needs."""
 
 
@@ -79,7 +79,7 @@ def is_ignored(name: str, config: ModelConfig) -> bool:
     family = family_of(config.architecture)
     if is_of_other_part(name, family):
         return True
-    if name.endswith(_KV_SCALES):
+    if name.endswith(KV_SCALES):
         return True
     if (keys := _KEYS_AND_VALUES.match(name)) is not None and (layer := int(keys[1])) < config.num_layers:
         return config.kv_source(layer) != layer
