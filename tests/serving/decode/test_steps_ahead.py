@@ -285,6 +285,15 @@ def test_a_push_that_continues_another_text_of_this_length_is_not_scored(
     assert sessions.num_with_drafts == (not other_texts)
 
 
+def test_a_push_whose_guess_is_wrong_is_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft goes on from a token that the text does not have."""
+    sessions, text, known = awaiting_a_push(monkeypatch)
+    base = len(text.tokens) - 1
+    sessions.push([(0, base, [known[base] ^ 1, *known[base + 1 : base + 4]])])
+    sessions.take(sessions.until_idle())
+    assert not sessions.num_with_drafts and len(text.tokens) == base + 2
+
+
 def test_a_push_that_was_drawn_beside_an_earlier_step_is_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that has followed verdicts since then may hold these tokens no longer, though the text is theirs."""
     sessions, text, known = awaiting_a_push(monkeypatch)
