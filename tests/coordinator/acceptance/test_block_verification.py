@@ -155,18 +155,23 @@ def test_what_comes_out_has_the_targets_law_worked_out_exactly(pair: Pair) -> No
 BLOCK = JudgeRules(JudgingRule.REJECTION, V, verifies_blocks=True)
 
 
-def test_verdicts_are_those_of_the_probabilities() -> None:
-    random = np.random.default_rng(1)
-    counts = np.zeros(5)
-    expected = np.zeros(5)
-    pair = Pair.random(3, length=4, sharpness=2.0)
-    tokens = (0, 1, 2, 1)
-    for seed in range(2000):
+@pytest.mark.parametrize(("seed", "tokens"), [(3, (0, 1, 2, 1)), (2, (2, 1, 3, 1))])
+def test_verdicts_are_those_of_the_probabilities(seed: int, tokens: tuple[int, ...]) -> None:
+    """Numbers of kept tokens, and after each the next token, which is of the residual."""
+    pair = Pair.random(seed, length=4, sharpness=2.0)
+    evidence, random = pair.evidence(tokens), np.random.default_rng(1)
+    shares = np.zeros((5, V))
+    for draw in range(2000):
         scores = pair.scores(tokens, [-1] * 4 + [int(random.integers(V))])
-        verdict = judge_one(BLOCK, tokens, pair.evidence(tokens), scores, seed=seed, base=7)
-        counts[verdict.num_accepted] += 1
-        expected += block_lengths(pair, tokens)
-    np.testing.assert_allclose(counts / 2000, expected / 2000, atol=0.04)
+        verdict = judge_one(BLOCK, tokens, evidence, scores, seed=draw, base=7)
+        shares[verdict.num_accepted, verdict.next_token_id] += 1 / 2000
+    rho, following = 1.0, np.full((5, V), 1 / V)
+    for kept, token in enumerate(tokens):
+        draft, target = pair.draft[tokens[:kept]], pair.target[tokens[:kept]]
+        following[kept] = np.maximum(rho * target - draft, 0.0)
+        following[kept] /= max(following[kept].sum(), 1e-9)
+        rho = min(1.0, rho * target[token] / draft[token])
+    np.testing.assert_allclose(shares, block_lengths(pair, tokens)[:, None] * following, atol=0.04)
 
 
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.length == 1][::3], ids=lambda pair: str(pair.length))
