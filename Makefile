@@ -22,7 +22,7 @@ SCALE ?=
 # processes, and without it each compiles torch again, which is half of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install release clients demo test test-integration test-all soak check format proto docs golden
+.PHONY: help install release clients demo test test-integration test-tiers test-all soak check format proto docs golden
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -72,6 +72,10 @@ test: install $(COMPILED)  ## the first tier of the tests; TESTS=tests/cli for a
 test-integration: TEST_WORKERS := $(INTEGRATION_WORKERS)
 test-integration: install  ## the second tier: real processes, faults, charts, training
 	$(PYTEST) -m "integration and not slow" $(TESTS)
+
+test-tiers: TEST_WORKERS := $(INTEGRATION_WORKERS)
+test-tiers: install $(COMPILED)  ## both tiers, the first one first, by the same workers
+	$(PYTEST) -m "not slow" $(TESTS)
 
 test-all: install  ## both tiers and the slow tests: every statistical test with all its draws
 	$(PYTEST) $(TESTS)
