@@ -11,13 +11,26 @@ import torch
 from tests.kernels.invariance_mutants import MUTANTS, run
 from tests.kernels.test_triton import interpret
 
+OF_EVERY_RUN = {
+    "parts-follow-tiles", "atomic-add-of-parts", "segments-follow-the-division", "model-with-library-products",
+    "fp8-split-follows-rows", "noise-follows-the-row",
+}  # fmt: skip
+"""One mistake in each kernel; a process of seconds seeks each, so the others are slow tests."""
+
 
 def test_scoring_and_invariance_keep_their_contracts_in_the_interpreter() -> None:
     interpret(("scoring_cases", "invariance_cases"))
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", [name for name, mutant in MUTANTS.items() if mutant.is_interpreted])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in OF_EVERY_RUN else pytest.mark.slow)
+        for name, mutant in MUTANTS.items()
+        if mutant.is_interpreted
+    ],
+)
 def test_mistakes_are_found_in_the_interpreter(name: str) -> None:
     pytest.importorskip("triton")
     is_found, told = run(name, interpret=True)
