@@ -76,9 +76,8 @@ Activations are rounded as the format says and not by the number of rows, so a t
 load. With `--tensor-parallel-size` above 1 a scale for each token is that of a rank's part of the token where ranks
 share the inputs; groups and static scales are the same for any number of ranks.
 
-Experts are read a tensor for each expert, as published, or stacked, as transformers 5 has them in memory or Qwen3-VL
-stores them. With `--enable-expert-parallel` each GPU has some of them whole. Routers have the type on file,
-FP8 too.
+Experts are read one by one, as published, or stacked (transformers 5, Qwen3-VL). With `--enable-expert-parallel` each
+GPU has some of them whole. Routers have the type on file, FP8 too.
 
 Adapters (LoRA; merge them), images and other formats, as of 4 bits, are not served.
 
