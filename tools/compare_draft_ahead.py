@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from figures.rows import Services
+from figures.rows import ServedPair
 from figures.services import make_pair
-from figures.session import Session, environment_of, stop
+from figures.session import MeasuringSession, environment_of, stop
 
 from outrider.benchmarks.serving.client_processes import ClientProcesses
 from outrider.benchmarks.serving.figures import STAGES, measured_series
@@ -61,7 +61,7 @@ app = typer.Typer(add_completion=False, help=__doc__)
 
 
 @dataclass(slots=True)
-class Arm:
+class AheadArm:
     """One coordinator."""
 
     arrangement: str
@@ -139,7 +139,7 @@ def ms_per_token(run: Run) -> float:
     return 1e3 * statistics.fmean(found for record in run.completed if (found := record.time_per_output_token))
 
 
-def divergences(arm: Arm, first: Arm, users: int) -> float:
+def divergences(arm: AheadArm, first: AheadArm, users: int) -> float:
     """Streams that leave those of the first arm, per 10,000 tokens: ties that 16 bits decide one way or the other."""
     pairs = [
         (own.result.token_ids, other.result.token_ids)
@@ -150,7 +150,7 @@ def divergences(arm: Arm, first: Arm, users: int) -> float:
     return 1e4 * sum(own != other for own, other in pairs) / sum(len(own) for own, _ in pairs)
 
 
-def line_of(arm: Arm, first: Arm, users: int) -> str:
+def line_of(arm: AheadArm, first: AheadArm, users: int) -> str:
     """Figures of an arm with one number of users."""
     times = [ms_per_token(run) for run in arm.runs[users]]
     ratios = [own / ms_per_token(other) for own, other in zip(times, first.runs[users], strict=False)]
@@ -172,9 +172,9 @@ def line_of(arm: Arm, first: Arm, users: int) -> str:
     )
 
 
-def table(arms: list[Arm], users: list[int]) -> str:
+def table(arms: list[AheadArm], users: list[int]) -> str:
     """All arms; steps in milliseconds: total and its stages."""
-    firsts: dict[tuple[int | None, str | None], Arm] = {}
+    firsts: dict[tuple[int | None, str | None], AheadArm] = {}
     for arm in arms:
         firsts.setdefault((arm.length, arm.rule), arm)
     heads = f"median of rounds; ms until all finished in brackets; step: total/{'/'.join(STAGES)}"
@@ -182,14 +182,16 @@ def table(arms: list[Arm], users: list[int]) -> str:
     return "\n".join([heads, *(line_of(arm, firsts[arm.length, arm.rule], count) for arm, count in played)])
 
 
-def start(session: Session, names: list[str], settings: list[str], foreseen: float, stack: ExitStack) -> list[Arm]:
+def start(
+    session: MeasuringSession, names: list[str], settings: list[str], foreseen: float, stack: ExitStack
+) -> list[AheadArm]:
     """Services of all arrangements, and a coordinator for each arm."""
-    arms: list[Arm] = []
+    arms: list[AheadArm] = []
     services: dict[ServiceKey, dict[str, int]] = {}
     for name in names:
         arrangement, mode, *rest = name.split(":")
         length, rule = int(rest[0]) if rest and rest[0] else None, rest[1] if len(rest) > 1 else None
-        arm = Arm(arrangement, mode, length, rule)
+        arm = AheadArm(arrangement, mode, length, rule)
         for key in (key for pair in arm.services for key in pair):
             if key not in services:
                 services[key] = _start_service(session, key, foreseen, stack)
@@ -199,10 +201,10 @@ def start(session: Session, names: list[str], settings: list[str], foreseen: flo
     return arms
 
 
-def _start_service(session: Session, key: ServiceKey, foreseen: float, stack: ExitStack) -> dict[str, int]:
+def _start_service(session: MeasuringSession, key: ServiceKey, foreseen: float, stack: ExitStack) -> dict[str, int]:
     """Ports of a service, and of its metrics where they can be served."""
     role, device, quantization = key
-    services = Services(pages=4_000, max_model_len=4096, foreseen=foreseen)
+    services = ServedPair(pages=4_000, max_model_len=4096, foreseen=foreseen)
     pair, found = make_pair(session, services), {"port": hold_port(), "metrics": hold_port()}
     sizes = ["--max-model-len", "512"]
     if not session.is_tiny:
@@ -216,7 +218,11 @@ def _start_service(session: Session, key: ServiceKey, foreseen: float, stack: Ex
 
 
 def _start_arm(
-    session: Session, services: dict[ServiceKey, dict[str, int]], arm: Arm, settings: list[str], stack: ExitStack
+    session: MeasuringSession,
+    services: dict[ServiceKey, dict[str, int]],
+    arm: AheadArm,
+    settings: list[str],
+    stack: ExitStack,
 ) -> None:
     port = hold_port()
     command = ["-m", "outrider_coordinator", "--port", str(port), "--link-token-file", str(_token(session))]
@@ -230,7 +236,7 @@ def _start_arm(
     arm.metrics = [services[key]["metrics"] for pair in arm.services for key in pair] if _HAS_HTTP else []
 
 
-def _token(session: Session) -> Path:
+def _token(session: MeasuringSession) -> Path:
     path = session.out / "link-token"
     if not path.exists():
         path.touch(mode=0o600)
@@ -238,12 +244,12 @@ def _token(session: Session) -> Path:
     return path
 
 
-def _start(session: Session, words: list[str], log: str, stack: ExitStack) -> None:
+def _start(session: MeasuringSession, words: list[str], log: str, stack: ExitStack) -> None:
     with session.log(log).open("w") as written:
         stack.callback(stop, session.start(session.command(*words), written.fileno()))
 
 
-def wait_for_channel(session: Session, arm: Arm) -> None:
+def wait_for_channel(session: MeasuringSession, arm: AheadArm) -> None:
     """Wait until proposals of the arm go directly; ``RuntimeError`` with the last lines of logs after too long."""
     awaited = len(arm.pairs)
     while session.log(arm.log).read_text(errors="replace").count("proposals go from") < awaited:
@@ -255,7 +261,7 @@ def wait_for_channel(session: Session, arm: Arm) -> None:
 
 
 async def compare(
-    arms: list[Arm], users: list[int], sampled: list[int], output_len: int, rounds: int, *, until: float
+    arms: list[AheadArm], users: list[int], sampled: list[int], output_len: int, rounds: int, *, until: float
 ) -> None:
     """Play all arms in turn until all rounds are done, or the time is over; print the table after each round."""
     decoding, most = Decoding(max_tokens=output_len), max(users)
@@ -302,7 +308,7 @@ def main(
     began = time.monotonic()
     (out / "logs").mkdir(parents=True, exist_ok=True)
     environment = environment_of(os.environ, 2, None)
-    session = Session(out.absolute(), "ahead", tiny, environment, deadline=began + start_s)
+    session = MeasuringSession(out.absolute(), "ahead", tiny, environment, deadline=began + start_s)
     with ExitStack() as stack:
         arms = start(session, arm, setting or [], foreseen, stack)
         for each in arms:

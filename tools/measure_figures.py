@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 from figures.measuring import measure_part
 from figures.parts import PARTS, find_parts
-from figures.session import Session, environment_of
+from figures.session import MeasuringSession, environment_of
 from figures.table import table
 
 app = typer.Typer(add_completion=False)
@@ -58,7 +58,7 @@ def main(
         raise typer.BadParameter(f"{error} is no part and no row", param_hint="PART") from error
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that services are stopped
     (out / "logs").mkdir(parents=True, exist_ok=True)
-    session = Session(out.absolute(), "tiny" if tiny else gpu_name, tiny, {}, vllm, log_choices)
+    session = MeasuringSession(out.absolute(), "tiny" if tiny else gpu_name, tiny, {}, vllm, log_choices)
     for part in () if table_only else chosen:
         print(f"== {part.name}: {part.about}", flush=True)
         session.environment = environment_of(os.environ, part.num_cards, commit)

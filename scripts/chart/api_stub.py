@@ -29,19 +29,19 @@ KINDS = {
 
 def start(version: str = VERSION) -> str:
     """URL of a server that calls itself this version of Kubernetes, on a free port until the process ends."""
-    server = _Server(("127.0.0.1", 0), _Handler)
+    server = _StubServer(("127.0.0.1", 0), _Handler)
     server.version = version
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_address[1]}"
 
 
-class _Server(http.server.ThreadingHTTPServer):
+class _StubServer(http.server.ThreadingHTTPServer):
     version = VERSION
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _Server
+    server: _StubServer
     # Headers and body are two writes: the second would otherwise wait 40 ms for the first to be acknowledged.
     disable_nagle_algorithm = True
 

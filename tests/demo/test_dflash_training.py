@@ -12,7 +12,7 @@ from demo_pair.heads.dflash_training import BlockDraft, BlockTrainer
 from demo_pair.heads.eagle3_training import HeadRecipe, train_head
 from demo_pair.measuring import speculate
 from demo_pair.model import TARGET_SHAPE, Llama
-from demo_pair.streams import Mixture, Stream
+from demo_pair.streams import Mixture, TokenStream
 
 from outrider.demo import TARGET
 from tests.draft_service.head_rig import REQUESTS, Checked, served
@@ -52,7 +52,7 @@ def test_training_lowers_the_loss_and_a_drafter_that_knows_the_text_is_accepted(
     head = DFlash(BLOCK, Llama(replace(TINY, vocab_size=8)).eval())
     torch.nn.init.normal_(head.target.model.embed_tokens.weight, std=0.5)
     ids = torch.arange(2, 8).repeat(60).numpy().astype("uint16")
-    data = Mixture([(Stream.of(ids, torch.device("cpu")), 1.0)], torch.Generator().manual_seed(0))
+    data = Mixture([(TokenStream.of(ids, torch.device("cpu")), 1.0)], torch.Generator().manual_seed(0))
     before = BlockTrainer(head, HeadRecipe(steps=1)).learn(0, data.rows(2, 24))
     history = train_head(head, HeadRecipe(steps=40, rows=2, length=24), data, BlockTrainer)
     assert history.train_loss[-1][1] < 0.7 * before.item()

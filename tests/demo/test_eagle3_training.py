@@ -8,7 +8,7 @@ from demo_pair import publish
 from demo_pair.heads.eagle3 import NUM_STEPS, Eagle3, HeadShape
 from demo_pair.heads.eagle3_training import HeadRecipe, HeadTrainer, train_head
 from demo_pair.model import TARGET_SHAPE, Llama, rotate
-from demo_pair.streams import Mixture, Stream
+from demo_pair.streams import Mixture, TokenStream
 from torch import Tensor
 
 TINY = replace(
@@ -66,7 +66,7 @@ def test_all_columns_at_once_are_drafts_one_by_one() -> None:
 
 def test_training_lowers_the_loss_and_publishing_keeps_the_head(tmp_path: Path) -> None:
     head = Eagle3(HEAD, Llama(TINY).eval())
-    data = Mixture([(Stream.of(torch.arange(24).repeat(40).numpy().astype("uint16"), torch.device("cpu")), 1.0)],
+    data = Mixture([(TokenStream.of(torch.arange(24).repeat(40).numpy().astype("uint16"), torch.device("cpu")), 1.0)],
                    torch.Generator().manual_seed(0))  # fmt: skip
     torch.nn.init.normal_(head.target.model.embed_tokens.weight, std=0.5)
     before = HeadTrainer(head, HeadRecipe(steps=1)).learn(0, data.rows(4, 24))

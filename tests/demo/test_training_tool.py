@@ -9,8 +9,8 @@ import torch
 from demo_pair import corpus, measuring, publish
 from demo_pair.model import TARGET_SHAPE, Llama, empty_cache
 from demo_pair.optimizer import orthogonalise
-from demo_pair.streams import Mixture, Stream
-from demo_pair.training import Recipe, Student, teacher_losses, train
+from demo_pair.streams import Mixture, TokenStream
+from demo_pair.training import Student, TrainingRecipe, teacher_losses, train
 
 TINY = replace(
     TARGET_SHAPE, num_layers=2, hidden_size=32, intermediate_size=48, num_heads=2, num_kv_heads=1, head_dim=16
@@ -121,7 +121,7 @@ def test_rows_begin_with_bos_only_before_a_statement() -> None:
     ids = corpus.pack(tokenizer, [corpus.SourceFile("a.py", text)])
     assert ids[0] == corpus.BOS_ID
     assert ids[-1] == corpus.EOS_ID
-    stream = Stream.of(ids, CPU, tokenizer)
+    stream = TokenStream.of(ids, CPU, tokenizer)
     rows = stream.rows(64, 8, torch.Generator().manual_seed(0))
     second = {tokenizer.decode([token]) for token in rows[rows[:, 0] == corpus.BOS_ID, 1].tolist()}
     assert second
@@ -144,8 +144,8 @@ def test_no_held_out_file_is_trained_on(tmp_path: Path) -> None:
 def test_training_lowers_the_loss_and_publishing_keeps_the_weights(tmp_path: Path) -> None:
     torch.manual_seed(0)
     ids = np.tile(np.arange(8, dtype=np.uint16), 40)
-    data = Mixture([(Stream.of(ids, CPU), 1.0)], torch.Generator().manual_seed(0))
-    student = Student(Llama(replace(TINY, vocab_size=8)), Recipe(steps=60, rows=4, length=16))
+    data = Mixture([(TokenStream.of(ids, CPU), 1.0)], torch.Generator().manual_seed(0))
+    student = Student(Llama(replace(TINY, vocab_size=8)), TrainingRecipe(steps=60, rows=4, length=16))
     held_out = torch.from_numpy(ids.astype(np.int64))
     train([student], data, None, lambda model: measuring.nats_per_token(model, held_out, 16), every=30)
     assert student.history.held_out[-1][1] < np.log(8) / 4

@@ -63,13 +63,13 @@ def test_acceptance_falls_in_the_middle_of_the_output(tmp_path: Path) -> None:
 def test_chosen_lengths_are_measured_with_sampled_requests_of_both_arms(tmp_path: Path) -> None:
     from figures.measuring import load_command
     from figures.parts import find_parts
-    from figures.rows import Row
-    from figures.session import Session
+    from figures.rows import LoadRow
+    from figures.session import MeasuringSession
 
     (part,) = find_parts(["sampled-chosen-users32"], most_cards=1)
     (row,) = part.rows
-    assert isinstance(row, Row) and not row.services.flags, "the controller chooses"
-    command = load_command(Session(tmp_path, "h100", False, {}), row, ("127.0.0.1:1", None))
+    assert isinstance(row, LoadRow) and not row.services.flags, "the controller chooses"
+    command = load_command(MeasuringSession(tmp_path, "h100", False, {}), row, ("127.0.0.1:1", None))
     assert {"--baseline", "--temperature=0.7", "--top-p=0.8", "--top-k=20"} <= set(command)
     assert not {"--also-sampling", "--gate-prompts", "--num-speculative-tokens"} & set(command)
 

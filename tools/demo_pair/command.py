@@ -32,11 +32,11 @@ from demo_pair import corpus, measuring, publish
 from demo_pair.card import HEAD_TITLES, add_head_to_card, write_card
 from demo_pair.heads.eagle3_training import train_head
 from demo_pair.heads.registry import HEADS
-from demo_pair.job import Job
-from demo_pair.measuring import Draft
+from demo_pair.job import TrainingJob
+from demo_pair.measuring import MeasuredDraft
 from demo_pair.model import DRAFT_SHAPES, TARGET_SHAPE, Llama
 from demo_pair.recipes import DRAFT, HEAD_SAMPLED_SHARE, HEAD_TEXT, SHIPPED_DRAFT, TARGET
-from demo_pair.training import Recipe, prepare
+from demo_pair.training import TrainingRecipe, prepare
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 
@@ -69,7 +69,7 @@ def make_corpus(
 @app.command("target")
 def make_target(work: Work = WORK, device: Device = DEFAULT_DEVICE, steps: Steps = None) -> None:
     """Train the target on the text."""
-    job = Job(work, device)
+    job = TrainingJob(work, device)
     _, histories = job.fit({"target": TARGET_SHAPE}, _shortened(TARGET, steps), job.corpus_rows, None)
     _report(work, "target", histories)
 
@@ -77,7 +77,7 @@ def make_target(work: Work = WORK, device: Device = DEFAULT_DEVICE, steps: Steps
 @app.command("draft")
 def make_draft(work: Work = WORK, device: Device = DEFAULT_DEVICE, steps: Steps = None) -> None:
     """Sample text from the target and distil the drafts."""
-    job = Job(work, device)
+    job = TrainingJob(work, device)
     target = prepare(publish.load(work / "target"), job.device)
     began = time.monotonic()
     data = job.draft_rows(target)
@@ -90,7 +90,7 @@ def make_draft(work: Work = WORK, device: Device = DEFAULT_DEVICE, steps: Steps 
 @app.command("measure")
 def measure(work: Work = WORK, device: Device = DEFAULT_DEVICE) -> None:
     """Measure the published weights in float32."""
-    job = Job(work, device)
+    job = TrainingJob(work, device)
     target = publish.load(work / "target").to(job.device)
     held_out = job.corpus.held_out, job.corpus.num_bytes["held_out"], job.device
     for name in DRAFT_SHAPES:
@@ -131,7 +131,7 @@ def _add_commands(method: str) -> None:
         begin_with: BeginWith = None,
         text_seed: TextSeed = 0,
     ) -> None:
-        job = Job(work, device, text_seed)
+        job = TrainingJob(work, device, text_seed)
         _make_head(method, job, steps, max_seconds=max_seconds, sampled=sampled, begin_with=begin_with)
 
     @app.command(
@@ -148,7 +148,13 @@ def _add_commands(method: str) -> None:
 
 
 def _make_head(
-    method: str, job: Job, steps: int | None, *, max_seconds: float | None, sampled: float, begin_with: Path | None
+    method: str,
+    job: TrainingJob,
+    steps: int | None,
+    *,
+    max_seconds: float | None,
+    sampled: float,
+    begin_with: Path | None,
 ) -> None:
     kind = HEADS[method]
     target = prepare(publish.load(PAIR / "target"), job.device)
@@ -170,9 +176,9 @@ def _make_head(
 
 
 def _measure_head(method: str, work: Path, device: str) -> None:
-    job = Job(work, device)
+    job = TrainingJob(work, device)
     target = publish.load(PAIR / "target").to(job.device)
-    drafts: dict[str, Llama | Draft] = {
+    drafts: dict[str, Llama | MeasuredDraft] = {
         method: HEADS[method].load_draft(work / method, target),
         "draft": publish.load(PAIR / "draft").to(job.device),
     }
@@ -189,7 +195,7 @@ for _method in HEADS:
     _add_commands(_method)
 
 
-def _shortened(recipe: Recipe, steps: int | None) -> Recipe:
+def _shortened(recipe: TrainingRecipe, steps: int | None) -> TrainingRecipe:
     return recipe if steps is None else replace(recipe, steps=steps)
 
 

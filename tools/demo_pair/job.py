@@ -16,11 +16,11 @@ from tokenizers import Tokenizer
 
 from demo_pair import measuring, publish
 from demo_pair.corpus import BOS_ID, Corpus
-from demo_pair.model import Llama, Shape
+from demo_pair.model import Llama, TrainedShape
 from demo_pair.recipes import DRAFT_TEXT, SAMPLED_SHARE, SEED, TESTS_SHARE, SampledText
 from demo_pair.sampling import sample
-from demo_pair.streams import Mixture, Stream
-from demo_pair.training import Recipe, Student, prepare, train
+from demo_pair.streams import Mixture, TokenStream
+from demo_pair.training import Student, TrainingRecipe, prepare, train
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _ROWS_WRITTEN_AT_ONCE = 8192
 """Rows written at once: their keys and values take 33 GB on a GPU."""
 
 
-class Job:
+class TrainingJob:
     """One stage at work in one folder on one device."""
 
     def __init__(self, work: Path, device: str, text_seed: int = 0) -> None:
@@ -51,8 +51,8 @@ class Job:
     @cached_property
     def corpus_rows(self) -> Mixture:
         """Rows of the library and of its tests."""
-        library = Stream.of(self.corpus.library, self.device, self.tokenizer)
-        tests = Stream.of(self.corpus.tests, self.device, self.tokenizer)
+        library = TokenStream.of(self.corpus.library, self.device, self.tokenizer)
+        tests = TokenStream.of(self.corpus.tests, self.device, self.tokenizer)
         return Mixture([(library, 1 - TESTS_SHARE), (tests, TESTS_SHARE)], self._generator(1))
 
     def draft_rows(
@@ -65,7 +65,7 @@ class Job:
         return Mixture(parts + written, self._generator(2))
 
     def fit(
-        self, shapes: dict[str, Shape], recipe: Recipe, data: Mixture, teacher: Llama | None
+        self, shapes: dict[str, TrainedShape], recipe: TrainingRecipe, data: Mixture, teacher: Llama | None
     ) -> tuple[dict[str, Llama], dict[str, Any]]:
         """Train one model of each shape on the same rows and publish them in the work folder; models and histories."""
         models = {name: prepare(Llama(shape), self.device) for name, shape in shapes.items()}
@@ -89,7 +89,7 @@ class Job:
         greedy = [self._complete(target, prompt, count=1, temperature=0.0, seed=0)[0] for prompt in shown]
         return {"sampled": [asdict(item) for item in drawn], "greedy": [asdict(item) for item in greedy]}
 
-    def acceptance(self, target: Llama, draft: Llama | measuring.Draft) -> dict[str, Any]:
+    def acceptance(self, target: Llama, draft: Llama | measuring.MeasuredDraft) -> dict[str, Any]:
         """Acceptance at each temperature, after prompts from the held-out files."""
         prompts = self._held_out_prompts()
         return {
@@ -114,14 +114,14 @@ class Job:
 
     def _held_out_prompts(self) -> torch.Tensor:
         """Evenly spread pieces of the held-out stream, each beginning with bos and a statement.  # [B, T]"""
-        stream = Stream.of(self.corpus.held_out, self.device, self.tokenizer)
+        stream = TokenStream.of(self.corpus.held_out, self.device, self.tokenizer)
         inside = stream.starts[stream.starts < stream.ids.numel() - PROMPT_TOKENS]
         begin = inside[torch.linspace(0, len(inside) - 1, ACCEPTANCE_ROWS, device=self.device).long()] - 1
         rows = stream.ids[begin[:, None] + torch.arange(PROMPT_TOKENS, device=self.device)].long()
         rows[:, 0] = BOS_ID
         return rows
 
-    def _written(self, target: Llama, text: SampledText) -> Stream:
+    def _written(self, target: Llama, text: SampledText) -> TokenStream:
         generator = self._generator(4 + int(10 * text.temperature) + 20 * self.text_seed)
         prompts = Mixture(self.corpus_rows.parts, generator).rows(text.rows, text.prompt_tokens)
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
@@ -131,7 +131,7 @@ class Job:
         rows = torch.cat([few(part) for part in torch.split(prompts, _ROWS_WRITTEN_AT_ONCE)])
         self.num_written += rows.numel()
         log.info("wrote %d tokens at temperature %.1f", rows.numel(), text.temperature)
-        return Stream.of(rows.flatten().cpu().numpy().astype(np.uint16), self.device)
+        return TokenStream.of(rows.flatten().cpu().numpy().astype(np.uint16), self.device)
 
     def _watch(self, model: Llama) -> float:
         return measuring.nats_per_token(model, self._held_out, model.shape.max_positions)

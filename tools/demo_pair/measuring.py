@@ -126,7 +126,7 @@ def _completion(tokenizer: Tokenizer, prompt: str, ids: list[int]) -> Completion
     return Completion(prompt, tokenizer.decode(ids[:end]), finished=end is not None)
 
 
-class Draft(Protocol):
+class MeasuredDraft(Protocol):
     """Draft of the reference loop that is no model."""
 
     def propose(
@@ -137,7 +137,7 @@ class Draft(Protocol):
 
 
 @dataclass(slots=True)
-class Acceptance:
+class MeasuredAcceptance:
     """Counts of one run of the reference loop."""
 
     judged: int = 0
@@ -158,14 +158,14 @@ class Acceptance:
 @torch.no_grad()
 def speculate(
     target: Llama,
-    draft: Llama | Draft,
+    draft: Llama | MeasuredDraft,
     prompts: Tensor,
     *,
     draft_length: int,
     new_tokens: int,
     temperature: float,
     generator: torch.Generator,
-) -> Acceptance:
+) -> MeasuredAcceptance:
     """Rejection sampling as the papers have it, over prompts [B, T] of one length; no cache, whole rows, the reference.
 
     Every row goes on until it has `new_tokens` more or has emitted eos.
@@ -176,7 +176,7 @@ def speculate(
     ids[:, :prompt_length] = prompts
     lengths = torch.full((batch,), prompt_length, device=prompts.device)
     running = torch.ones(batch, dtype=torch.bool, device=prompts.device)
-    counts = Acceptance()
+    counts = MeasuredAcceptance()
     propose_next = partial(propose, draft) if isinstance(draft, Llama) else draft.propose
     while bool(running.any()):
         proposed, draft_probs = propose_next(
@@ -194,7 +194,7 @@ def speculate(
     return counts
 
 
-def _count(counts: Acceptance, accepted: Tensor, draft_length: int) -> None:
+def _count(counts: MeasuredAcceptance, accepted: Tensor, draft_length: int) -> None:
     counts.steps += accepted.numel()
     counts.accepted += int(accepted.sum())
     counts.judged += int((accepted + 1).clamp(max=draft_length).sum())

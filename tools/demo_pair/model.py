@@ -11,7 +11,7 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TrainedShape:
     """Sizes of one model; embeddings are always tied."""
 
     num_layers: int
@@ -45,7 +45,7 @@ class LayerCache:
 Cache = list[LayerCache]
 
 
-def empty_cache(shape: Shape, batch: int, positions: int, device: torch.device, dtype: torch.dtype) -> Cache:
+def empty_cache(shape: TrainedShape, batch: int, positions: int, device: torch.device, dtype: torch.dtype) -> Cache:
     """Room for `positions` tokens of `batch` rows in every layer."""
     size = (batch, shape.num_kv_heads, positions, shape.head_dim)
 
@@ -55,7 +55,7 @@ def empty_cache(shape: Shape, batch: int, positions: int, device: torch.device, 
     return [LayerCache(room(), room()) for _ in range(shape.num_layers)]
 
 
-class Norm(nn.Module):
+class TrainedNorm(nn.Module):
     """Root mean square norm, computed in float32."""
 
     def __init__(self, size: int, eps: float) -> None:
@@ -74,10 +74,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
 
 
-class Attention(nn.Module):
+class TrainedAttention(nn.Module):
     """Grouped-query attention."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TrainedShape) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
         self.q_proj = nn.Linear(shape.hidden_size, shape.num_heads * shape.head_dim, bias=False)
@@ -101,7 +101,7 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Gated feed-forward."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TrainedShape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
@@ -115,12 +115,12 @@ class Mlp(nn.Module):
 class Layer(nn.Module):
     """Attention and feed-forward, each on a residual; dropout acts on what is added."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TrainedShape) -> None:
         super().__init__()
-        self.self_attn = Attention(shape)
+        self.self_attn = TrainedAttention(shape)
         self.mlp = Mlp(shape)
-        self.input_layernorm = Norm(shape.hidden_size, shape.norm_eps)
-        self.post_attention_layernorm = Norm(shape.hidden_size, shape.norm_eps)
+        self.input_layernorm = TrainedNorm(shape.hidden_size, shape.norm_eps)
+        self.post_attention_layernorm = TrainedNorm(shape.hidden_size, shape.norm_eps)
         self.dropout = nn.Dropout(0.0)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache | None) -> Tensor:  # [B, T, D]
@@ -132,11 +132,11 @@ class Layer(nn.Module):
 class Trunk(nn.Module):
     """Layers below the head: the `model.` prefix of the published names."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TrainedShape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
-        self.norm = Norm(shape.hidden_size, shape.norm_eps)
+        self.norm = TrainedNorm(shape.hidden_size, shape.norm_eps)
         self.dropout = nn.Dropout(0.0)
 
 
@@ -146,7 +146,7 @@ class Llama(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TrainedShape) -> None:
         super().__init__()
         self.shape = shape
         self.model = Trunk(shape)
@@ -176,16 +176,20 @@ def _initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     # What each layer adds starts at nothing: deep stacks then train from the first step.
-    if isinstance(module, Attention):
+    if isinstance(module, TrainedAttention):
         nn.init.zeros_(module.o_proj.weight)
     if isinstance(module, Mlp):
         nn.init.zeros_(module.down_proj.weight)
 
 
-TARGET_SHAPE = Shape(
+TARGET_SHAPE = TrainedShape(
     num_layers=16, hidden_size=320, intermediate_size=672, num_heads=8, num_kv_heads=4, head_dim=32
 )  # fmt: skip
 DRAFT_SHAPES = {
-    "narrow": Shape(num_layers=2, hidden_size=256, intermediate_size=704, num_heads=8, num_kv_heads=4, head_dim=32),
-    "middle": Shape(num_layers=2, hidden_size=320, intermediate_size=832, num_heads=10, num_kv_heads=5, head_dim=32),
+    "narrow": TrainedShape(
+        num_layers=2, hidden_size=256, intermediate_size=704, num_heads=8, num_kv_heads=4, head_dim=32
+    ),
+    "middle": TrainedShape(
+        num_layers=2, hidden_size=320, intermediate_size=832, num_heads=10, num_kv_heads=5, head_dim=32
+    ),
 }

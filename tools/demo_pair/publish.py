@@ -15,12 +15,12 @@ from torch import Tensor
 from demo_pair.corpus import BOS, BOS_ID, EOS, EOS_ID
 from demo_pair.heads.dflash import MASK_ID, BlockShape, DFlash
 from demo_pair.heads.eagle3 import Eagle3, HeadShape
-from demo_pair.model import Llama, Shape
+from demo_pair.model import Llama, TrainedShape
 
 LARGEST_SHARD_BYTES = 14_000_000
 
 
-def publish(state: dict[str, Tensor], shape: Shape, tokenizer_file: Path, folder: Path) -> None:
+def publish(state: dict[str, Tensor], shape: TrainedShape, tokenizer_file: Path, folder: Path) -> None:
     """Write config, bfloat16 weights and tokenizer into `folder`, replacing what is there."""
     _make_empty(folder)
     _write_json(folder / "config.json", _config(shape))
@@ -114,7 +114,7 @@ def load_block_drafter(folder: Path, target: Llama) -> DFlash:
     return head.to(next(target.parameters()).device).eval()
 
 
-def _config(shape: Shape) -> dict[str, Any]:
+def _config(shape: TrainedShape) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -142,8 +142,8 @@ def _config(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _shape(config: dict[str, Any]) -> Shape:
-    return Shape(
+def _shape(config: dict[str, Any]) -> TrainedShape:
+    return TrainedShape(
         num_layers=config["num_hidden_layers"],
         hidden_size=config["hidden_size"],
         intermediate_size=config["intermediate_size"],
@@ -157,7 +157,7 @@ def _shape(config: dict[str, Any]) -> Shape:
     )
 
 
-def _tokenizer_config(shape: Shape) -> dict[str, Any]:
+def _tokenizer_config(shape: TrainedShape) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,

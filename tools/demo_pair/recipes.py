@@ -6,7 +6,7 @@ Owns numbers only.
 from dataclasses import dataclass
 
 from demo_pair.heads.eagle3_training import HeadRecipe
-from demo_pair.training import Recipe
+from demo_pair.training import TrainingRecipe
 
 SEED = 20
 TESTS_SHARE = 0.5
@@ -23,8 +23,8 @@ class SampledText:
     new_tokens: int = 464
 
 
-TARGET = Recipe(steps=4200, dropout=0.15, weight_decay=0.1, decay_share=0.7)
-DRAFT = Recipe(
+TARGET = TrainingRecipe(steps=4200, dropout=0.15, weight_decay=0.1, decay_share=0.7)
+DRAFT = TrainingRecipe(
     steps=16000, weight_decay=0.02, decay_share=0.7, text_weight=0.0, teacher_weight=1.0, overlap_weight=3.0
 )  # fmt: skip
 DRAFT_TEXT = (SampledText(0.0, 2048), SampledText(0.7, 8192), SampledText(1.0, 8192))

@@ -25,14 +25,14 @@ def statement_starts(tokenizer: Tokenizer, ids: npt.NDArray[np.uint16]) -> npt.N
 
 
 @dataclass(slots=True)
-class Stream:
+class TokenStream:
     """Packed tokens on the training device, with the places where a row may pretend that a file begins."""
 
     ids: Tensor  # [T] int32
     starts: Tensor  # [N] int64, may be empty
 
     @classmethod
-    def of(cls, ids: npt.NDArray[np.uint16], device: torch.device, tokenizer: Tokenizer | None = None) -> "Stream":
+    def of(cls, ids: npt.NDArray[np.uint16], device: torch.device, tokenizer: Tokenizer | None = None) -> "TokenStream":
         """Put ids on the device; with a tokenizer, rows may also begin at statements."""
         starts = statement_starts(tokenizer, ids) if tokenizer is not None else np.empty(0, np.int64)
         return cls(torch.from_numpy(ids.astype(np.int32)).to(device), torch.from_numpy(starts).to(device))
@@ -60,7 +60,7 @@ class Stream:
 class Mixture:
     """Several streams, each with its share of the rows."""
 
-    parts: list[tuple[Stream, float]]
+    parts: list[tuple[TokenStream, float]]
     generator: torch.Generator
 
     def rows(self, count: int, length: int) -> Tensor:

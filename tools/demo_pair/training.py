@@ -24,7 +24,7 @@ OVERLAP_TEMPERATURES = (0.7, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TrainingRecipe:
     """Length and learning rate of the training."""
 
     steps: int
@@ -103,7 +103,7 @@ def teacher_losses(logits: Tensor, teacher_logits: Tensor) -> tuple[Tensor, Tens
 class Student:
     """A model in training."""
 
-    def __init__(self, model: Llama, recipe: Recipe) -> None:
+    def __init__(self, model: Llama, recipe: TrainingRecipe) -> None:
         self.model, self.recipe = model, recipe
         self.history = History(asdict(recipe), device_name(next(model.parameters()).device))
         self._optimizer = Optimizer(

@@ -6,13 +6,13 @@ import shlex
 import subprocess
 import time
 
-from figures.rows import AnyRow, CommandRow, Part, PeerRow, Row, Services
+from figures.rows import AnyRow, CommandRow, LoadRow, Part, PeerRow, ServedPair
 from figures.services import Addresses, make_pair, serving, token_before_fall
-from figures.session import ROOT, Session, stop
+from figures.session import ROOT, MeasuringSession, stop
 from figures.table import lines_of
 
 
-def measure_part(session: Session, part: Part, limit_s: float) -> None:
+def measure_part(session: MeasuringSession, part: Part, limit_s: float) -> None:
     """All rows; those with the same services share them. A row that fails leaves the others alone."""
     session.deadline = time.monotonic() + limit_s
     rows = list(part.rows)
@@ -30,13 +30,13 @@ def measure_part(session: Session, part: Part, limit_s: float) -> None:
             session.failures.update({row.name: str(error) for row in same})
 
 
-def _services_of(row: AnyRow) -> Services | None:
+def _services_of(row: AnyRow) -> ServedPair | None:
     """Services that must run; None of a row that measures without any."""
-    needs_services = isinstance(row, Row) or (isinstance(row, CommandRow) and row.reads("{address}"))
+    needs_services = isinstance(row, LoadRow) or (isinstance(row, CommandRow) and row.reads("{address}"))
     return row.services if needs_services else None
 
 
-def _measure_rows(session: Session, rows: list[AnyRow], addresses: Addresses | None) -> None:
+def _measure_rows(session: MeasuringSession, rows: list[AnyRow], addresses: Addresses | None) -> None:
     for row in rows:
         try:
             if isinstance(row, PeerRow):
@@ -44,7 +44,7 @@ def _measure_rows(session: Session, rows: list[AnyRow], addresses: Addresses | N
                     f"{row.name}: {'done' if measure_peer(session, row) else 'skipped, no --vllm COMMAND'}", flush=True
                 )
                 continue
-            command = load_command(session, row, addresses) if isinstance(row, Row) and addresses else None
+            command = load_command(session, row, addresses) if isinstance(row, LoadRow) and addresses else None
             if isinstance(row, CommandRow):
                 command = bench_command(session, row, None if addresses is None else addresses[0])
             if command is not None:
@@ -56,7 +56,7 @@ def _measure_rows(session: Session, rows: list[AnyRow], addresses: Addresses | N
             session.failures[row.name] = str(error)
 
 
-def load_command(session: Session, row: Row, addresses: Addresses) -> list[str]:
+def load_command(session: MeasuringSession, row: LoadRow, addresses: Addresses) -> list[str]:
     """One ``outrider bench serve``, whose result is saved under the row's name."""
     users, input_len, output_len = row.users, row.input_len, row.output_len
     if session.is_tiny:
@@ -82,7 +82,7 @@ def load_command(session: Session, row: Row, addresses: Addresses) -> list[str]:
     return session.command(*command)
 
 
-def bench_command(session: Session, row: CommandRow, address: str | None) -> list[str]:
+def bench_command(session: MeasuringSession, row: CommandRow, address: str | None) -> list[str]:
     """The row's command, its places filled in."""
     places = {"{device}": session.device, "{dtype}": session.dtype, "{address}": address or ""}
     if row.reads("{pair}"):
@@ -99,7 +99,7 @@ def _filled(word: str, places: dict[str, str]) -> str:
     return word
 
 
-def measure_peer(session: Session, row: PeerRow) -> bool:
+def measure_peer(session: MeasuringSession, row: PeerRow) -> bool:
     """The command of ``--vllm``, its output kept; False where there is none.
 
     It runs in this process's environment, without our packages. ``{pair}`` is the folder of a pair with weights on the

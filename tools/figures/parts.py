@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from figures.rows import CommandRow, Comparison, Part, PeerRow, Row, Services
+from figures.rows import CommandRow, ForwardComparison, LoadRow, Part, PeerRow, ServedPair
 
 _ALL_USERS = {1: 2.45, 8: 3.3, 32: 4.3, 64: 5.3, 128: 7.0, 256: 10.5}
 _BETWEEN = {1: 0.6, 32: 1.0, 64: 1.4}
@@ -26,17 +26,17 @@ _SAMPLED = ('{"temperature": 0.6, "top_p": 0.9}', '{"temperature": 0.7, "top_p":
 
 
 def _two_cards(name: str, flags: tuple[str, ...]) -> Part:
-    services = Services(flags=flags, with_fixed=False)
+    services = ServedPair(flags=flags, with_fixed=False)
     rows = tuple(
-        Row(f"x2-{name}-users{users}", services, users, num_gpus=2, wanted_ms=wanted)
+        LoadRow(f"x2-{name}-users{users}", services, users, num_gpus=2, wanted_ms=wanted)
         for users, wanted in _TWO_CARDS.items()
     )
     return Part(name, f"two cards: {' '.join(flags)}", rows, num_cards=2)
 
 
-def _shapes(target: str, draft: str, flags: tuple[str, ...] = ()) -> tuple[Row, ...]:
-    services = Services(target, draft, flags=flags, pages=1_600, max_model_len=4096)
-    return tuple(Row(f"{target}-{draft}-users{users}".lower(), services, users, fixed=(3,)) for users in (1, 8, 32))
+def _shapes(target: str, draft: str, flags: tuple[str, ...] = ()) -> tuple[LoadRow, ...]:
+    services = ServedPair(target, draft, flags=flags, pages=1_600, max_model_len=4096)
+    return tuple(LoadRow(f"{target}-{draft}-users{users}".lower(), services, users, fixed=(3,)) for users in (1, 8, 32))
 
 
 def _flags(name: str, *values: int | str) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def _engine(
     context: int = 1024,
     batch_sizes: tuple[int, ...] = (1, 8, 32),
     longest_context: int | None = None,
-    comparisons: tuple[Comparison, ...] = (),
+    comparisons: tuple[ForwardComparison, ...] = (),
 ) -> CommandRow:
     """``outrider bench engine`` on the target or the draft of the pair; with tiny models contexts are short."""
     began = ("engine", f"{{pair}}/{role}", "--load-format", "synthetic", "--device", "{device}", "--dtype", "{dtype}")
@@ -75,22 +75,22 @@ def _forward(batch_size: int, num_tokens: int) -> dict[str, int]:
 _FORWARDS = Part("rows", "forwards of some rows, and one long context beside 31 short ones", (
     _engine("rows", "target", (*_flags("--num-tokens", 1, 5, 8, 9), "--most-tokens", "320", "--draft-length", "0"),
             batch_sizes=(8, 32, 33, 64), comparisons=(
-        Comparison("33 over 32 users", _forward(33, 1), _forward(32, 1)),
-        Comparison("9 over 8 tokens, 8 users", _forward(8, 9), _forward(8, 8)),
-        Comparison("9 over 8 tokens, 32 users", _forward(32, 9), _forward(32, 8)),
-        Comparison("160 rows over the floor", _forward(32, 5)),
-        Comparison("320 rows over the floor", _forward(64, 5)),
+        ForwardComparison("33 over 32 users", _forward(33, 1), _forward(32, 1)),
+        ForwardComparison("9 over 8 tokens, 8 users", _forward(8, 9), _forward(8, 8)),
+        ForwardComparison("9 over 8 tokens, 32 users", _forward(32, 9), _forward(32, 8)),
+        ForwardComparison("160 rows over the floor", _forward(32, 5)),
+        ForwardComparison("320 rows over the floor", _forward(64, 5)),
     )),
     _engine("rows-many", "target", (*_flags("--num-tokens", 1, 4), "--draft-length", "0"),
             context=256, batch_sizes=(64, 65, 128, 256), comparisons=(
-        Comparison("65 over 64 users", _forward(65, 1), _forward(64, 1)),
-        Comparison("512 rows over the floor", _forward(128, 4)),
+        ForwardComparison("65 over 64 users", _forward(65, 1), _forward(64, 1)),
+        ForwardComparison("512 rows over the floor", _forward(128, 4)),
     )),
     _engine("rows-long", "target", (*_flags("--num-tokens", 1, 5), "--draft-length", "0"),
             batch_sizes=(32,), longest_context=120_000, comparisons=(
-        Comparison("31 short and a long over 32 short, 1 token", _forward(32, 1), _forward(32, 1), is_long=True),
-        Comparison("31 short and a long over the floor, 1 token", _forward(32, 1), is_long=True),
-        Comparison("31 short and a long over the floor, 5 tokens", _forward(32, 5), is_long=True),
+        ForwardComparison("31 short and a long over 32 short, 1 token", _forward(32, 1), _forward(32, 1), is_long=True),
+        ForwardComparison("31 short and a long over the floor, 1 token", _forward(32, 1), is_long=True),
+        ForwardComparison("31 short and a long over the floor, 5 tokens", _forward(32, 5), is_long=True),
     )),
 ))  # fmt: skip
 _ENGINE = Part("engine", "the target's forward and the draft's loop", (
@@ -104,8 +104,8 @@ _CHANGING = Part("changing", "1, 128, 1, 8, then 32 users; acceptance that falls
     CommandRow("changing-users", ("tools/figures/changing_loads.py", "{address}", "--device", "{device}"),
                _flags("--phase", "1x8", "128x2", "1x8", "8x4", "32x4"),
                (*_flags("--phase", "1x2", "2x2", "1x2"), "--input-len", "32", "--output-len", "16", "--runs", "1"),
-               services=Services(with_fixed=False)),
-    *(Row(f"falling-users{users}", Services(acceptance=0.9, later_acceptance=0.3), users, fixed=(2, 4),
+               services=ServedPair(with_fixed=False)),
+    *(LoadRow(f"falling-users{users}", ServedPair(acceptance=0.9, later_acceptance=0.3), users, fixed=(2, 4),
           acceptance_falls=True) for users in (1, 32)),
 ))  # fmt: skip
 _INTERFERENCE = Part("interference", "long prompts beside running requests", tuple(
@@ -114,7 +114,7 @@ _INTERFERENCE = Part("interference", "long prompts beside running requests", tup
                 "--dtype", "{dtype}"),
                ("--prefill-len", "8192", "--runs", "3"),
                ("--prefill-len", "256", "--output-len", "64", "--runs", "1", "--num-running", "2"),
-               services=Services(flags=_FIXED_LENGTHS, with_fixed=False))
+               services=ServedPair(flags=_FIXED_LENGTHS, with_fixed=False))
     for length in (0, 4)
 ))  # fmt: skip
 _HOST = (
@@ -132,69 +132,70 @@ _HOST = (
 
 PARTS = (
     Part("users", "one card, chosen against plain and fixed lengths", tuple(
-        Row(f"users{users}", Services(), users, fixed=(3, 5) if users <= 64 else (), wanted_ms=wanted,
+        LoadRow(f"users{users}", ServedPair(), users, fixed=(3, 5) if users <= 64 else (), wanted_ms=wanted,
             wanted_between_ms=_BETWEEN.get(users))
         for users, wanted in _ALL_USERS.items()
     )),
     *(Part(f"acceptance{share:g}", f"acceptance {share:g}, users 1 to 128", tuple(
-        Row(f"acceptance{share:g}-users{users}", Services(acceptance=share), users, fixed=lengths,
+        LoadRow(f"acceptance{share:g}-users{users}", ServedPair(acceptance=share), users, fixed=lengths,
             wanted_over_plain=0.98, wanted_over_best=0.95)
         for users in (1, 8, 32, 128)
     )) for share, lengths in _FIXED.items()),
     Part("useless", "a draft that is always wrong", tuple(
-        Row(f"useless-users{users}", Services(acceptance=0.0, with_fixed=False), users, wanted_over_plain=0.95)
+        LoadRow(f"useless-users{users}", ServedPair(acceptance=0.0, with_fixed=False), users, wanted_over_plain=0.95)
         for users in (1, 8, 32)
     )),
     _CHANGING,
-    Part("lengths", "one user, fixed lengths 2 to 5", (Row("lengths-users1", Services(), 1, fixed=(2, 3, 4, 5)),)),
+    Part("lengths", "one user, fixed lengths 2 to 5", (
+        LoadRow("lengths-users1", ServedPair(), 1, fixed=(2, 3, 4, 5)),)),
     Part("context4k", "64 users with 4,000 tokens each, the draft with a window", (
-        Row("context4k-users64", Services(
+        LoadRow("context4k-users64", ServedPair(
             flags=("--set", "draft.attention_window=1024"), pages=19_000),
             64, input_len=4000, fixed=(3, 5), cached_prompts=True, wanted_over_plain=1.5),
     )),
     Part("context16k", "8 users with 16,000 tokens each", (
-        Row("context16k-users8", Services(max_model_len=20_000, with_fixed=False), 8, input_len=16_000,
+        LoadRow("context16k-users8", ServedPair(max_model_len=20_000, with_fixed=False), 8, input_len=16_000,
             wanted_over_plain=0.98),
     )),
     Part("arrivals", "users who always have a request, prompts of 128 to 4,000 tokens", tuple(
-        Row(f"arrivals{input_len}-users{users}", Services(), users, input_len=input_len, output_len=output_len,
+        LoadRow(f"arrivals{input_len}-users{users}", ServedPair(), users, input_len=input_len, output_len=output_len,
             requests=requests, fixed=(3,), wanted_over_plain=0.98)
         for input_len, output_len, users, requests in (
             (128, 256, 64, 6), (1000, 256, 16, 6), (2000, 128, 16, 6), (4000, 256, 16, 3)
         )
     )),
     Part("arrivals-short", "users who always have a request of few tokens", tuple(
-        Row(f"arrivals128-out{output_len}-users{users}", Services(), users, output_len=output_len, requests=requests,
-            fixed=(3,), wanted_over_plain=0.98)
+        LoadRow(f"arrivals128-out{output_len}-users{users}", ServedPair(), users, output_len=output_len,
+                requests=requests, fixed=(3,), wanted_over_plain=0.98)
         for output_len, users, requests in ((16, 8, 96), (32, 8, 64), (16, 32, 48), (32, 32, 32))
     )),
     Part("sampled", "sampled requests beside greedy ones, K = 4", (
-        Row("sampled-users1", Services(flags=_FOUR_DRAFT_TOKENS, with_fixed=False), 1, samplings=_SAMPLED),
-        Row("sampled-users32", Services(flags=_FOUR_DRAFT_TOKENS, with_fixed=False), 32, samplings=_SAMPLED),
+        LoadRow("sampled-users1", ServedPair(flags=_FOUR_DRAFT_TOKENS, with_fixed=False), 1, samplings=_SAMPLED),
+        LoadRow("sampled-users32", ServedPair(flags=_FOUR_DRAFT_TOKENS, with_fixed=False), 32, samplings=_SAMPLED),
     )),
     Part("sampled-chosen", "sampled requests, chosen against plain", tuple(
-        Row(f"{name}-users{users}", Services(with_fixed=False), users, sampling=sampling, wanted_over_plain=0.98)
+        LoadRow(f"{name}-users{users}", ServedPair(with_fixed=False), users, sampling=sampling, wanted_over_plain=0.98)
         for name, sampling in (("sampled-chosen", _SAMPLED[1]), ("sampled-chosen0.6", _SAMPLED[0]))
         for users in (1, 32)
     )),
     Part("first-token", "the first token of 8,000", (
-        Row("first-token-8000", Services(with_fixed=False), 1, input_len=8000, output_len=4),
+        LoadRow("first-token-8000", ServedPair(with_fixed=False), 1, input_len=8000, output_len=4),
     )),
     _INTERFERENCE,
     *(Part(name, f"{about}: beside `users`", tuple(
-        Row(f"{name}-users{users}", Services(flags=flags), users, fixed=(3,) if users <= 32 else ())
+        LoadRow(f"{name}-users{users}", ServedPair(flags=flags), users, fixed=(3,) if users <= 32 else ())
         for users in (1, 32, 128, 256)
     )) for name, (about, flags) in _FORMATS.items()),
     *(Part(head, f"{head}, 1 and 32 users", (
-        Row(f"{head}-users1", Services(draft=head, acceptance=0.8), 1, fixed=(5,),
+        LoadRow(f"{head}-users1", ServedPair(draft=head, acceptance=0.8), 1, fixed=(5,),
             wanted_ms=1.9 if head == "eagle3" else None),
-        Row(f"{head}-users32", Services(draft=head, acceptance=0.8), 32, fixed=(3, 5),
+        LoadRow(f"{head}-users32", ServedPair(draft=head, acceptance=0.8), 32, fixed=(3, 5),
             wanted_over_plain=1.3 if head == "eagle3" else None),
     )) for head in ("eagle3", "mtp", "dflash")),
     Part("32b", "32B/0.6B on one card", _shapes("32B", "0.6B")),
     Part("70b", "70B/1B on two cards", _shapes("70B", "1B", _ARRANGEMENTS["tp2"]), num_cards=2),
     Part("coordinators", "256 users, two coordinators, fixed lengths", (
-        Row("coordinators2-users256", Services(
+        LoadRow("coordinators2-users256", ServedPair(
             flags=("--num-coordinators", "2", *_FIXED_LENGTHS), with_fixed=False), 256),
     )),
     *(_two_cards(name, flags) for name, flags in _ARRANGEMENTS.items()),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
+class ServedPair:
     """A target, a draft and two coordinators on them, of chosen and of fixed draft lengths."""
 
     target: str = "8B"
@@ -28,11 +28,11 @@ class Services:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LoadRow:
     """One load on services."""
 
     name: str
-    services: Services
+    services: ServedPair
     users: int
     input_len: int = 128
     output_len: int = 256
@@ -58,7 +58,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ForwardComparison:
     """One forward of a result of ``outrider bench engine``, over another one or over its floor."""
 
     about: str
@@ -83,8 +83,8 @@ class CommandRow:
     """Further words of a real measurement."""
     tiny: tuple[str, ...] = ()
     """Flags in their place with tiny models."""
-    services: Services = Services()
-    comparisons: tuple[Comparison, ...] = ()
+    services: ServedPair = ServedPair()
+    comparisons: tuple[ForwardComparison, ...] = ()
     wanted: str = ""
 
     def reads(self, place: str) -> bool:
@@ -97,11 +97,11 @@ class PeerRow:
     """Another engine, measured by the command that ``--vllm`` names."""
 
     name: str
-    services: Services = Services()
+    services: ServedPair = ServedPair()
     """Services whose pair it may read."""
 
 
-AnyRow = Row | CommandRow | PeerRow
+AnyRow = LoadRow | CommandRow | PeerRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from figures.rows import Services
-from figures.session import ROOT, Session, stop
+from figures.rows import ServedPair
+from figures.session import ROOT, MeasuringSession, stop
 from outrider.cli.stack.held_ports import hold_port
 
 Addresses = tuple[str, str | None]
 """Addresses of the coordinators with chosen and with fixed lengths."""
 
 
-def make_pair(session: Session, services: Services, *, with_weights: bool = False) -> Path:
+def make_pair(session: MeasuringSession, services: ServedPair, *, with_weights: bool = False) -> Path:
     """Folder of the pair, made if it is not there."""
     target, draft = _shapes(session, services)
     name = f"pair-{target}-{draft}-{services.acceptance:g}"
@@ -38,7 +38,7 @@ def make_pair(session: Session, services: Services, *, with_weights: bool = Fals
     return folder
 
 
-def _shapes(session: Session, services: Services) -> tuple[str, str]:
+def _shapes(session: MeasuringSession, services: ServedPair) -> tuple[str, str]:
     """Shapes of target and draft; of a head its name."""
     if session.is_tiny:
         return "tiny", services.draft if services.has_head else "tiny-draft"
@@ -67,7 +67,7 @@ def state_layers(draft: str, pair: Path) -> str:
 
 
 @contextmanager
-def serving(session: Session, services: Services, log: str) -> Iterator[Addresses]:
+def serving(session: MeasuringSession, services: ServedPair, log: str) -> Iterator[Addresses]:
     """Addresses of the coordinators."""
     pair = make_pair(session, services)
     token = session.out / "link-token"
@@ -96,7 +96,7 @@ def serving(session: Session, services: Services, log: str) -> Iterator[Addresse
             stop(process)
 
 
-def _draft_flags(services: Services, pair: Path) -> list[str]:
+def _draft_flags(services: ServedPair, pair: Path) -> list[str]:
     flags = [] if services.draft == "mtp" else ["--draft-model", str(pair / "draft")]  # MTP: in the target's folder
     if services.has_head:
         layers = state_layers(services.draft, pair)
@@ -104,7 +104,7 @@ def _draft_flags(services: Services, pair: Path) -> list[str]:
     return flags
 
 
-def _size_flags(session: Session, services: Services) -> list[str]:
+def _size_flags(session: MeasuringSession, services: ServedPair) -> list[str]:
     flags = services.flags
     if session.is_tiny:
         where = [] if "--optimize" in flags or "--device" in flags else ["--device", "cpu"]

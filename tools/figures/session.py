@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @dataclass(slots=True)
-class Session:
+class MeasuringSession:
     """Session of measuring: folder, devices and sizes."""
 
     out: Path

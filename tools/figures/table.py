@@ -1,7 +1,7 @@
 """The table: a line or a few for each row; in brackets what is wanted."""
 
-from figures.rows import AnyRow, CommandRow, Comparison, Part, PeerRow, Row
-from figures.session import Session
+from figures.rows import AnyRow, CommandRow, ForwardComparison, LoadRow, Part, PeerRow
+from figures.session import MeasuringSession
 from outrider.benchmarks.samples import ratio
 from outrider.benchmarks.schema import Result, Series, load
 from outrider.benchmarks.tables.cells import arms_of, best_fixed, median_of
@@ -14,12 +14,12 @@ _HEADS = (
 )
 
 
-def table(session: Session, parts: list[Part]) -> str:
+def table(session: MeasuringSession, parts: list[Part]) -> str:
     """All rows of these parts, in order."""
     return "\n".join([_HEADS, *(line for part in parts for row in part.rows for line in lines_of(session, row))])
 
 
-def lines_of(session: Session, row: AnyRow) -> list[str]:
+def lines_of(session: MeasuringSession, row: AnyRow) -> list[str]:
     """The row's figures, each line under the row's name."""
     failure = session.failures.get(row.name)
     if failure:
@@ -29,14 +29,14 @@ def lines_of(session: Session, row: AnyRow) -> list[str]:
     results = [load(path) for path in session.results_of(row.name)]
     if not results:
         return [_line(row.name, "not measured")]
-    return [load_line(row, results[0])] if isinstance(row, Row) else _command_lines(row, results)
+    return [load_line(row, results[0])] if isinstance(row, LoadRow) else _command_lines(row, results)
 
 
 def _line(name: str, told: str) -> str:
     return f"{name:<26} {told}"
 
 
-def load_line(row: Row, result: Result) -> str:
+def load_line(row: LoadRow, result: Result) -> str:
     """Figures of one load."""
     until, after, rates = (
         [median_of(result, name, arm=arm) for arm in ("speculation", "baseline")]
@@ -87,18 +87,18 @@ def _command_lines(row: CommandRow, results: list[Result]) -> list[str]:
     if row.comparisons:
         return [_line(row.name, _compared(results[0], comparison)) for comparison in row.comparisons]
     if results[0].kind == "serve":
-        return [load_line(Row(result.name, row.services, 0), result) for result in results]
+        return [load_line(LoadRow(result.name, row.services, 0), result) for result in results]
     told = [line.removeprefix(result.name).strip() for result in results for line in short_lines([result])]
     return [_line(row.name, line) for line in (*told, *([f"wanted: {row.wanted}"] if row.wanted else []))]
 
 
-def _compared(result: Result, comparison: Comparison) -> str:
+def _compared(result: Result, comparison: ForwardComparison) -> str:
     """The comparison by each clock: of the whole call, and on a GPU of the device alone."""
     found = (f"{name} {told}" for name in ("forward", "forward_on_device") if (told := _over(result, name, comparison)))
     return f"{comparison.about}: {', '.join(found) or 'not measured'}"
 
 
-def _over(result: Result, name: str, comparison: Comparison) -> str:
+def _over(result: Result, name: str, comparison: ForwardComparison) -> str:
     series = _find(result, name, comparison.labels, is_long=comparison.is_long)
     if series is None:
         return ""
@@ -119,11 +119,11 @@ def _find(result: Result, name: str, labels: dict[str, int], *, is_long: bool) -
     return None
 
 
-def _peer_lines(session: Session, row: PeerRow) -> list[str]:
+def _peer_lines(session: MeasuringSession, row: PeerRow) -> list[str]:
     """Our chosen and plain lines of the same folder, and what the command printed."""
     path = session.log(row.name)
     if not path.exists():
         return [_line(row.name, "skipped: no --vllm COMMAND")]
     ours = sorted(session.results.glob(f"{session.name}-users*.json"), key=lambda found: (len(found.name), found.name))
     told = [_line(row.name, line) for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return [*(load_line(Row(found.stem, row.services, 0), load(found)) for found in ours), *told]
+    return [*(load_line(LoadRow(found.stem, row.services, 0), load(found)) for found in ours), *told]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from demo_pair.corpus import EOS_ID
-from demo_pair.model import Llama, Mlp, Norm, Shape, rotate
+from demo_pair.model import Llama, Mlp, TrainedNorm, TrainedShape, rotate
 
 MASK_ID = EOS_ID
 """All ids of the target's vocabulary are in use; this one begins no block, since a text ends with it."""
@@ -55,7 +55,7 @@ class Places:
 class BlockAttention(nn.Module):
     """Attention of a block's queries over the target's states and the block."""
 
-    def __init__(self, shape: BlockShape, target: Shape) -> None:
+    def __init__(self, shape: BlockShape, target: TrainedShape) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
         size = target.hidden_size
@@ -63,7 +63,7 @@ class BlockAttention(nn.Module):
         self.k_proj = nn.Linear(size, shape.num_kv_heads * shape.head_dim, bias=False)
         self.v_proj = nn.Linear(size, shape.num_kv_heads * shape.head_dim, bias=False)
         self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, size, bias=False)
-        self.q_norm, self.k_norm = (Norm(shape.head_dim, target.norm_eps) for _ in range(2))
+        self.q_norm, self.k_norm = (TrainedNorm(shape.head_dim, target.norm_eps) for _ in range(2))
 
     def forward(self, x: Tensor, context: Tensor, places: Places) -> Tensor:  # x [B, Q, H], context [B, T, H]
         """Attention output of each query."""
@@ -85,10 +85,10 @@ class BlockAttention(nn.Module):
 class BlockLayer(nn.Module):
     """A decoder layer as in Qwen3, but for what attention sees."""
 
-    def __init__(self, shape: BlockShape, target: Shape) -> None:
+    def __init__(self, shape: BlockShape, target: TrainedShape) -> None:
         super().__init__()
         size, eps = target.hidden_size, target.norm_eps
-        self.input_layernorm, self.post_attention_layernorm = (Norm(size, eps) for _ in range(2))
+        self.input_layernorm, self.post_attention_layernorm = (TrainedNorm(size, eps) for _ in range(2))
         self.self_attn = BlockAttention(shape, target)
         self.mlp = Mlp(replace(target, intermediate_size=shape.intermediate_size))
 
@@ -106,7 +106,7 @@ class DFlash(nn.Module):
         self.shape, self._target = shape, [target]  # in a list: its parameters are not this module's
         size, eps = target.shape.hidden_size, target.shape.norm_eps
         self.fc = nn.Linear(len(shape.layers) * size, size, bias=False)
-        self.hidden_norm, self.norm = (Norm(size, eps) for _ in range(2))
+        self.hidden_norm, self.norm = (TrainedNorm(size, eps) for _ in range(2))
         self.layers = nn.ModuleList(BlockLayer(shape, target.shape) for _ in range(shape.num_layers))
         for module in self.modules():
             if isinstance(module, nn.Linear):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from demo_pair.model import Llama, Mlp, Norm, Shape, rotate
+from demo_pair.model import Llama, Mlp, TrainedNorm, TrainedShape, rotate
 
 NUM_STEPS = 5
 """Steps of the training-time test: draft tokens in a row that the head learns to predict."""
@@ -117,10 +117,12 @@ class HeadAttention(nn.Module):
 class HeadLayer(nn.Module):
     """The decoder layer: attention over embedding and state, feed-forward over the sum."""
 
-    def __init__(self, shape: HeadShape, target: Shape) -> None:
+    def __init__(self, shape: HeadShape, target: TrainedShape) -> None:
         super().__init__()
         size, eps = target.hidden_size, target.norm_eps
-        self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (Norm(size, eps) for _ in range(3))
+        self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (
+            TrainedNorm(size, eps) for _ in range(3)
+        )
         self.self_attn = HeadAttention(shape, size)
         self.mlp = Mlp(replace(target, intermediate_size=shape.intermediate_size))
 
@@ -143,7 +145,7 @@ class Eagle3(nn.Module):
         size = target.shape.hidden_size
         self.fc = nn.Linear(len(shape.layers) * size, size, bias=False)
         self.midlayer = HeadLayer(shape, target.shape)
-        self.norm = Norm(size, target.shape.norm_eps)
+        self.norm = TrainedNorm(size, target.shape.norm_eps)
         self.lm_head = nn.Linear(size, target.shape.vocab_size, bias=False)
         for module in self.modules():
             if isinstance(module, nn.Linear):

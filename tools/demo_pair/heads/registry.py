@@ -15,7 +15,7 @@ from demo_pair.heads.dflash import BLOCK_SHAPE, DFlash
 from demo_pair.heads.dflash_training import BlockDraft, BlockTrainer
 from demo_pair.heads.eagle3 import HEAD_SHAPE, Eagle3
 from demo_pair.heads.eagle3_training import HeadDraft, HeadRecipe, HeadTrainer
-from demo_pair.measuring import Draft
+from demo_pair.measuring import MeasuredDraft
 from demo_pair.model import Llama
 from demo_pair.recipes import BLOCK, HEAD
 
@@ -30,7 +30,7 @@ class HeadKind:
     trainer: Callable[[Any, HeadRecipe], Any]
     recipe: HeadRecipe
     publish: Callable[[Any, Path], None]
-    load_draft: Callable[[Path, Llama], Draft]
+    load_draft: Callable[[Path, Llama], MeasuredDraft]
     """Draft of a published folder in the reference loop."""
 
 
