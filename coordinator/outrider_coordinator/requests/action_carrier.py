@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outrider.ports import DraftCommand, Score, TargetCommand
+from outrider.ports import Score, TargetCommand
 from outrider.telemetry.logs import records_about
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.request_state import RequestState
@@ -44,7 +44,8 @@ class ActionCarrier:
             case actions.ToTarget():
                 self._send_to_target(request, action.command)
             case actions.ToDraft():
-                self._send_to_draft(request, action.command)
+                if request.place.draft is not None:
+                    request.place.draft.send(action.command)
             case actions.DraftWaitBegan():
                 self._draft_waits.begin(request, action.step)
             case actions.DraftWaitEnded():
@@ -62,11 +63,6 @@ class ActionCarrier:
             # How the states go to the draft of now.
             command = replace(command, plane=self._peers.plane(target, request.place.draft))
         target.send(command)
-
-    @staticmethod
-    def _send_to_draft(request: RequestState, command: DraftCommand) -> None:
-        if request.place.draft is not None:
-            request.place.draft.send(command)
 
     def _act_on_request(
         self, request: RequestState, action: actions.RetryDraftAfter | actions.Park | actions.Finish | actions.Fail

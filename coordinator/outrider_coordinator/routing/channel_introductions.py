@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 class ChannelIntroductions(Introductions[bool]):
     """All pairs of one coordinator that may have a proposal channel; a pair's state is whether it is open."""
 
+    ending = CloseChannel
+
     def __init__(
         self, *, is_enabled: bool, between_hosts: bool = False, draft_ahead: DraftAhead = DraftAhead.VERDICT
     ) -> None:
@@ -109,9 +111,6 @@ class ChannelIntroductions(Introductions[bool]):
         wants_verdicts = self._draft_ahead is not DraftAhead.IN_TURN
         is_chained = any(self._is_chained(each) for each in self._pairs.values() if each.connection == connection)
         return RequestChannel(connection, wants_verdicts, begins_next=is_chained)
-
-    def _end(self, connection: int) -> CloseChannel:
-        return CloseChannel(connection)
 
 
 def _remote_address(target: ModelDescription | None, draft: ModelDescription | None) -> PeerAddress | None:

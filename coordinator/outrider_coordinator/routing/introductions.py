@@ -10,7 +10,7 @@ import abc
 import asyncio
 import itertools
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.replica import Replica
@@ -38,6 +38,9 @@ class Introduction(Generic[StateT]):
 
 class Introductions(abc.ABC, Generic[StateT]):
     """All pairs of one coordinator."""
+
+    ending: ClassVar[type[Any]]
+    """Command that ends a connection."""
 
     def __init__(self, nothing_yet: StateT) -> None:
         """``nothing_yet``: the state of a pair before anything was received about it."""
@@ -82,10 +85,6 @@ class Introductions(abc.ABC, Generic[StateT]):
     def _request(self, connection: int) -> Any:  # noqa: ANN401 - a command
         """Asks a target for an offer."""
 
-    @abc.abstractmethod
-    def _end(self, connection: int) -> Any:  # noqa: ANN401 - a command
-        """Ends a connection."""
-
     def _found(self, target: AnyReplica | None, draft: AnyReplica | None) -> Introduction[StateT] | None:
         return None if target is None or draft is None else self._pairs.get((target, draft))
 
@@ -114,7 +113,7 @@ class Introductions(abc.ABC, Generic[StateT]):
         if found.retry is not None:
             found.retry.cancel()
         if found.connection:
-            command = self._end(found.connection)
+            command = self.ending(found.connection)
             found.connection = 0
             found.target.send_alone(command)
             found.draft.send_alone(command)

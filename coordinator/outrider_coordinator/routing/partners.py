@@ -7,15 +7,9 @@ same partners, since replicas have the same names everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from operator import attrgetter
+from collections.abc import Collection, Iterable
 
-from outrider.types import ModelDescription
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
-
-_DEVICE: Callable[[ModelDescription], str] = attrgetter("device_id")
-_HOST: Callable[[ModelDescription], str] = attrgetter("channel_host")
-"""Host by a replica's description; empty: it is not in there."""
 
 
 def partners_of(
@@ -48,18 +42,17 @@ def partners_of(
 
 def share_device(target: TargetReplica, draft: DraftReplica) -> bool:
     """True if both compute on one device, as far as they say."""
-    return _say_the_same(_DEVICE, target, draft)
+    return _say_the_same("device_id", target, draft)
 
 
 def share_host(one: TargetReplica, other: TargetReplica | DraftReplica) -> bool:
     """True if both are on one host, as far as they say."""
-    return _say_the_same(_HOST, one, other)
+    return _say_the_same("channel_host", one, other)
 
 
-def _say_the_same(
-    place: Callable[[ModelDescription], str], one: TargetReplica, other: TargetReplica | DraftReplica
-) -> bool:
-    places = [place(found) if (found := each.description) is not None else "" for each in (one, other)]
+def _say_the_same(place: str, one: TargetReplica, other: TargetReplica | DraftReplica) -> bool:
+    """True if a place stands in both descriptions, and is the same."""
+    places = [getattr(each.description, place, "") for each in (one, other)]
     return bool(places[0]) and places[0] == places[1]
 
 

@@ -61,7 +61,7 @@ class Placement:
             lambda target: not _trouble(target, place.max_length), besides=place.refused_by, preferred=preferred
         )
         if place.target is not None:
-            self._targets.enter(place.target)
+            place.target.num_sessions += 1
             drafts = () if self._drafts is None else self._drafts.descriptions
             self._policy.enter(
                 place.speculation,
@@ -94,7 +94,7 @@ class Placement:
             or self._drafts.choose()
         )
         if place.draft is not None:
-            self._drafts.enter(place.draft)
+            place.draft.num_sessions += 1
             place.draft_model = "" if (found := place.draft.description) is None else found.model_name
             _note(self._draft_prefixes, self._drafts, place.draft, place)
         return place.draft

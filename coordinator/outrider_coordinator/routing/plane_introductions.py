@@ -22,6 +22,8 @@ _NOT_YET = PlaneReport(PlaneKind.INLINE)
 class PlaneIntroductions(Introductions[PlaneReport]):
     """All pairs of one coordinator whose draft reads hidden states."""
 
+    ending = ClosePlane
+
     def __init__(self) -> None:
         super().__init__(_NOT_YET)
 
@@ -63,9 +65,6 @@ class PlaneIntroductions(Introductions[PlaneReport]):
 
     def _request(self, connection: int) -> RequestPlane:
         return RequestPlane(connection)
-
-    def _end(self, connection: int) -> ClosePlane:
-        return ClosePlane(connection)
 
 
 def _host_of(target: AnyReplica) -> str:

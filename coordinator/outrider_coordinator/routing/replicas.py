@@ -154,12 +154,8 @@ class Replicas(Generic[CommandT, EventT]):
         good = (each for each in sound if each.num_sessions <= most_sessions)
         return next(good, least)
 
-    def enter(self, replica: Replica[CommandT, EventT]) -> None:
-        """Count a session on the replica."""
-        replica.num_sessions += 1
-
     def leave(self, replica: Replica[CommandT, EventT]) -> None:
-        """Remove a session from the count."""
+        """A session has left the replica."""
         replica.num_sessions -= 1
         self._drop_if_done(replica)
 

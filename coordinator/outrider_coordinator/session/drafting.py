@@ -67,7 +67,7 @@ def waits_for_prompt(session: SessionState, length: int) -> bool:
     side, num_prompt_tokens = session.draft, len(session.engine_request.prompt_token_ids)
     if side.held or side.asked is not None or side.reads_states or not side.facts.shares_device:
         return False
-    if length != num_prompt_tokens + 1 or not session.policy.is_alone(session.speculation):
+    if length != num_prompt_tokens + 1 or session.policy.num_together(session.speculation) != 1:
         return False
     has_room = room_for(session, 1, length, session.engine_request.max_tokens - 2) > 0
     return has_room and session.policy.will_draft(session.speculation, num_prompt_tokens)

@@ -174,10 +174,6 @@ class DraftLengthPolicy:
         controller = self._controller_of.get(session)
         return controller is not None and controller.will_draft(num_tokens)
 
-    def is_alone(self, session: ControlledSession) -> bool:
-        """True if no other session lives on its target; with fixed lengths, on any target."""
-        return self.num_together(session) == 1
-
     def num_together(self, session: ControlledSession) -> int:
         """Sessions that live on its target; with fixed lengths, on any target."""
         controller = self._controller_of.get(session)

@@ -69,8 +69,8 @@ class Known(DraftLengthPolicy):
         self._is_alone = is_alone
         self.lags: list[int] = []
 
-    def is_alone(self, session: ControlledSession) -> bool:
-        return self._is_alone
+    def num_together(self, session: ControlledSession) -> int:
+        return 1 if self._is_alone else 2
 
     def will_draft(self, session: ControlledSession, num_tokens: int) -> bool:
         return num_tokens <= LONGEST_PROMPT_AT_ONCE
