@@ -255,4 +255,4 @@ def test_what_is_asked_for_is_what_a_draft_alone_proposes(seed: int, num_pages: 
     rig = Rig(seed, num_pages, kind)
     rig.run()
     assert rig.core.num_pages_free == num_pages and not rig.core.num_sessions
-    assert rig.outcomes["proposals"] > 60 and rig.outcomes["pushes"] > 20 and rig.outcomes["SessionLost"]
+    assert rig.outcomes["proposals"] > 60 and rig.outcomes["pushes"] > 20
