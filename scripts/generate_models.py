@@ -37,8 +37,8 @@ FALLBACK_HEAD = f"""
 Decoders of other families run through transformers' code with paged attention (`--model-impl transformers`; auto
 where no family fits), if every layer attends through its attention interface. RMS norms and products are ours; CUDA
 graphs are used if they give the same logits: expect {FALLBACK_SPEED} of native speed. `--tensor-parallel-size` shares
-linear layers by transformers' plan; models with experts, or without a plan, are refused then. On one device
-linear layers are FP8 if they are on file, or with `--quantization fp8`; FP8 experts and heads, and frequencies
+linear layers by transformers' plan; models with experts, or without a plan, are refused then. Linear
+layers are FP8 if they are on file, or with `--quantization fp8`; FP8 experts and heads, and frequencies
 that depend on the longest sequence, are refused. Latent attention (MLA) keeps each head's whole keys and values. Code
 from a model's folder is never run. Logits were compared with transformers in float32, or the model is refused, by
 `outrider check` too:

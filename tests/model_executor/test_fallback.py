@@ -269,9 +269,18 @@ def test_experts_on_ranks_are_refused_before_anything_is_loaded() -> None:
         estimate_model(build_fallback("qwen2_moe"), tensor_parallel_size=2, enable_expert_parallel=True)
 
 
-def test_ranks_do_not_share_layers_that_become_fp8() -> None:
-    with pytest.raises(ConfigError, match="tensor_parallel_size: must be 1 for SmolLM3ForCausalLM with FP8 weights"):
-        estimate_model(build("smollm3"), tensor_parallel_size=2, quantization="fp8")
+def test_ranks_share_layers_that_become_fp8() -> None:
+    whole, part = (estimate_model(build("smollm3"), tensor_parallel_size=size, quantization="fp8") for size in (1, 2))
+    assert whole.weight_bytes - part.weight_bytes == 2 * (4 * 32 * 32 - 2 * 16 * 32 + 3 * 32 * 48) // 2
+
+
+def test_blocks_that_ranks_cannot_share_whole_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    folder = quantize_folder(build("smollm3"), tmp_path / "model", FORMATS["wide blocks"])
+    with pytest.raises(
+        ConfigError, match="has 32 columns in blocks of 128, which as many ranks cannot share"
+    ) as caught:
+        estimate_model(folder, tensor_parallel_size=2)
+    assert caught.value.field == "tensor_parallel_size"
 
 
 def test_the_estimate_counts_its_parameters() -> None:

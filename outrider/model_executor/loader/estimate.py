@@ -92,7 +92,7 @@ def estimate_model(
         config = with_parallel_experts(config)
     has_files = reads_headers and has_weights(folder)
     load_format: LoadFormat = "safetensors" if has_files or config.is_fallback else "dummy"
-    config, _ = check_folder(config, folder, load_format, quantization, is_shared=tensor_parallel_size > 1, warns=False)
+    config, _ = check_folder(config, folder, load_format, quantization, warns=False)
     Shard(0, tensor_parallel_size).check(config)
     chosen = choose_dtype(config, dtype)
     length = choose_length(config, max_model_len)

@@ -13,7 +13,6 @@ import torch
 from outrider.errors import ConfigError, ModelError
 from outrider.limits.bounded_files import MAX_INDEX_BYTES
 from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator
-from outrider.model_executor.distributed.sharding import SETTING
 from outrider.model_executor.kv_cache_sizing import check_bytes_fit
 from outrider.model_executor.layers.contract import WeightTarget, whole
 from outrider.model_executor.loader.checkpoint import INDEX_NAME, StoredTensor, check_tensor, read_tensors
@@ -28,13 +27,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def check_fallback(config: ModelConfig, *, load_format: str, is_shared: bool) -> None:
-    """Raise ``ConfigError`` for a setting that a model has not that transformers' code computes; ``is_shared``: by
-    several ranks.
-    """
+def check_fallback(config: ModelConfig, *, load_format: str) -> None:
+    """Raise ``ConfigError`` for a setting that a model has not that transformers' code computes."""
     name = config.architecture
-    if is_shared and config.quantization is not None:
-        raise ConfigError(SETTING, f"must be 1 for {name} with FP8 weights, which runs through transformers")
     if load_format != "safetensors":
         raise ConfigError("load_format", f"must be safetensors for {name}, which runs through transformers")
     if config.attention_window is not None:

@@ -171,7 +171,7 @@ def load_model(
     if given.enable_expert_parallel:
         config = with_parallel_experts(config)
     config, stored = check_folder(
-        config, folder, given.load_format, given.quantization, is_shared=given.ranks is not None,
+        config, folder, given.load_format, given.quantization,
         warns=given.ranks is None or given.ranks.publish is not None,  # of several ranks one
     )  # fmt: skip
     length = choose_length(config, given.max_model_len)
@@ -266,7 +266,6 @@ def check_folder(
     load_format: LoadFormat,
     quantization: QuantizationName,
     *,
-    is_shared: bool,
     warns: bool,
 ) -> tuple[ModelConfig, dict[str, StoredTensor]]:
     """Configuration with the quantization that is set and the head that the folder stores, and its tensors if they are
@@ -282,7 +281,7 @@ def check_folder(
     if warns and is_text_part(config):
         _log.warning("%s: only text is served of %s: images and sound are refused", folder, config.architecture)
     if config.is_fallback:
-        check_fallback(config, load_format=load_format, is_shared=is_shared)
+        check_fallback(config, load_format=load_format)
     elif load_format == "safetensors":
         read = read_family_tensors(folder, config)
         config = with_stored_experts(with_stored_head(folder, config, read.tensors), read.tensors)

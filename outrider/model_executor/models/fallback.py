@@ -39,7 +39,9 @@ from outrider.model_executor.models.fallback_attention import (
 )
 from outrider.model_executor.models.fallback_config import has_other_parts, transformers_config
 from outrider.model_executor.models.fallback_linear import (
+    ALONE,
     Groups,
+    Shares,
     covered_linears,
     recording_inputs,
     replace_linears,
@@ -206,11 +208,10 @@ class TransformersDecoder(Decoder):
             )  # fmt: skip
         model, found = loaded
         _check_found(self.config.architecture, found, scales)
-        if self.shard.size > 1:
-            share_linears(model, self.communicator, self.config.num_kv_heads)
+        shares = _shared(model, self.config, self.communicator)
         if self.config.quantization is None:
             model.to(self.device)
-        replace_linears(model, self.config, groups, dtype=self.dtype, device=self.device, scales=scales)
+        replace_linears(model, self.config, groups, dtype=self.dtype, device=self.device, scales=scales, shares=shares)
         model.eval().to(self.device)
         replace_norms(model, self.dtype)
         return model
@@ -260,14 +261,24 @@ def estimate_sizes(folder: Path, config: ModelConfig, dtype: torch.dtype, num_ra
         own._experts_implementation = "batched_mm"  # whose shapes depend on no numbers
         model = auto_class.from_config(own, attn_implementation=register(), trust_remote_code=False)
         num_stored = sum(parameter.numel() for parameter in model.parameters())
-        if num_ranks > 1:
-            share_linears(model, _FirstRank(num_ranks), config.num_kv_heads)
-        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        shares = _shared(model, config, _FirstRank(num_ranks))
+        num_kept = sum(model.get_submodule(name).weight.numel() for name in shares.kinds)
+        num_parameters = sum(parameter.numel() for parameter in model.parameters()) - num_kept + num_kept // num_ranks
         num_quantized = sum(linear.weight.numel() for linear in covered_linears(model, config).values())
-        quantized = dict(stored_tensors(model, config))
+        num_quantized += num_kept // num_ranks - num_kept
+        quantized = dict(stored_tensors(model, config, shares))
         layout, groups = _try_out(model, config)
     weight_bytes = num_parameters * dtype.itemsize - num_quantized * (dtype.itemsize - 1)
     return FallbackSizes(num_stored, weight_bytes, layout, groups, quantized)
+
+
+def _shared(model: Any, config: ModelConfig, communicator: Communicator) -> Shares:  # noqa: ANN401
+    """Leave this rank's part of the linear layers, but for those that are quantized, which are cut when they are."""
+    if communicator.shard.size == 1:
+        return ALONE
+    covered = covered_linears(model, config)
+    kinds = share_linears(model, communicator, config.num_kv_heads, covered.values())
+    return Shares(communicator, {name: kinds[linear] for name, linear in covered.items() if linear in kinds})
 
 
 def _try_out(model: Any, config: ModelConfig) -> tuple[KVCacheLayout | None, Groups]:  # noqa: ANN401

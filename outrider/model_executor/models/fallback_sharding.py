@@ -8,6 +8,7 @@ rank computes whole.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -40,8 +41,11 @@ def share_linears(
     model: Any,  # noqa: ANN401 - transformers' own class
     communicator: Communicator,
     num_kv_heads: int,
-) -> None:
-    """Leave this rank's part of the linear layers of a decoder; ``ConfigError`` where its plan is none of ours."""
+    kept: Collection[nn.Linear],
+) -> dict[nn.Linear, str]:
+    """Leave this rank's part of the linear layers of a decoder; ``ConfigError`` where its plan is none of ours. Those
+    that are ``kept`` whole come back with what the plan says of them.
+    """
     shard, decoder = communicator.shard, model.get_decoder()
     plan = getattr(model.config.get_text_config(decoder=True), "base_model_tp_plan", None)
     if not plan:
@@ -49,9 +53,12 @@ def share_linears(
     if num_kv_heads % shard.size:
         heads = f"{num_kv_heads} key and value heads, as is needed through transformers"
         raise ConfigError(SETTING, f"{shard.size} does not fit this model: it does not divide its {heads}")
+    kinds = dict[nn.Linear, str]()
     for name, module in list(decoder.named_modules()):
         kind = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
-        if kind in ("colwise", "rowwise") and type(module) is nn.Linear:
+        if kind in ("colwise", "rowwise") and module in kept:
+            kinds[module] = kind
+        elif kind in ("colwise", "rowwise") and type(module) is nn.Linear:
             parent, _, attribute = name.rpartition(".")
             setattr(decoder.get_submodule(parent), attribute, _part_of(name, module, kind, communicator, shard))
         elif _has_heads(name, module):
@@ -59,6 +66,7 @@ def share_linears(
         elif kind is not None and kind not in _WHOLE:
             why = f"its {name} would be shared as {kind}, and only linear layers can be"
             raise ConfigError(SETTING, f"must be 1 for {type(model).__name__} through transformers: {why}")
+    return kinds
 
 
 def _has_heads(name: str, module: nn.Module) -> bool:
@@ -69,7 +77,7 @@ def _has_heads(name: str, module: nn.Module) -> bool:
 
 def _part_of(name: str, linear: nn.Linear, kind: str, communicator: Communicator, shard: Shard) -> nn.Module:
     if kind == "rowwise":
-        own = _own(name, linear.in_features, shard)
+        own = own_part(name, linear.in_features, shard)
         return _RowwiseLinear(linear.weight[:, own].detach().clone(), linear.bias, communicator)
     _keep_rows(linear, name, shard)
     linear.out_features = len(linear.weight)
@@ -79,11 +87,11 @@ def _part_of(name: str, linear: nn.Linear, kind: str, communicator: Communicator
 def _keep_rows(module: nn.Module, name: str, shard: Shard) -> None:
     """Leave this rank's rows of a module's parameters."""
     for kind, parameter in list(module.named_parameters(recurse=False)):
-        own = _own(name, len(parameter), shard)
+        own = own_part(name, len(parameter), shard)
         setattr(module, kind, nn.Parameter(parameter[own].detach().clone(), requires_grad=False))
 
 
-def _own(name: str, size: int, shard: Shard) -> slice:
+def own_part(name: str, size: int, shard: Shard) -> slice:
     """Slice of ``size`` rows or columns that are this rank's."""
     if size % shard.size:
         raise ConfigError(SETTING, f"{shard.size} does not fit this model: it does not divide the {size} of {name}")

@@ -57,6 +57,7 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
 FP8_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"intermediate_size": 64}),
     "qwen3-moe": ("qwen3_moe", {"moe_intermediate_size": 64, "num_experts": 3, "num_experts_per_tok": 2}),
+    "through transformers": ("smollm3", {"intermediate_size": 64}),
 }
 THROUGH_TRANSFORMERS = ("smollm3", "starcoder2", "cohere-norms", "cohere2", "gpt_neox", "phi")
 MADE: dict[str, tuple[str, dict[str, Any]]] = {
