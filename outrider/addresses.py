@@ -123,8 +123,10 @@ def check_listening(host: str, port: int, *, port_setting: str, host_setting: st
         try:
             probe.bind((host, port))
         except OSError as error:
-            told = listening_error(host, port, error, port_setting=port_setting, host_setting=host_setting, hint=hint)
-            raise told from error
+            failure = listening_error(
+                host, port, error, port_setting=port_setting, host_setting=host_setting, hint=hint
+            )
+            raise failure from error
 
 
 def listening_error(

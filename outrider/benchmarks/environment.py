@@ -39,9 +39,9 @@ def measured_commit(environ: Mapping[str, str] = os.environ) -> tuple[str, bool]
 
     The variable is for copies without git, as ``git describe --always --abbrev=40 --dirty --exclude='*'`` prints it.
     """
-    told = environ.get("GIT_COMMIT", "")
-    if told:
-        return told.removesuffix("-dirty"), told.endswith("-dirty")
+    stated = environ.get("GIT_COMMIT", "")
+    if stated:
+        return stated.removesuffix("-dirty"), stated.endswith("-dirty")
     # Results that are being written do not change what was measured.
     return _git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--", ".", ":!benchmarks/results"))
 

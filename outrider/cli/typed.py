@@ -76,8 +76,8 @@ def values_as_typed(ctx: Any, words: Sequence[str]) -> Iterator[None]:  # noqa: 
             raise
         flag = typed_flags(ctx).spelling(option)
         value = _value_of(flag, words)
-        told = f"{problem.removeprefix('Input ')}{'' if value is None else f', not {value!r}'}"
-        raise typer.BadParameter(told, ctx=ctx, param_hint=flag) from error
+        message = f"{problem.removeprefix('Input ')}{'' if value is None else f', not {value!r}'}"
+        raise typer.BadParameter(message, ctx=ctx, param_hint=flag) from error
 
 
 def _value_of(flag: str, words: Sequence[str]) -> str | None:

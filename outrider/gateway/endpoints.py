@@ -203,9 +203,9 @@ class Endpoints:
         body = await read_json(request, max_bytes=self._limits.max_body_bytes)
         asked = await run_in_slices(parsing(kind, body))
         if isinstance(asked, GenerationFields) and asked.misspelled:
-            told = note_misspelled(request.state, asked.misspelled)
+            misspelled = note_misspelled(request.state, asked.misspelled)
             if self._misspelled_lines.take() is not None:
-                _log.warning("a request has fields that are ignored: %s", told)
+                _log.warning("a request has fields that are ignored: %s", misspelled)
         return asked
 
     def _wanted(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None) -> Wanted:

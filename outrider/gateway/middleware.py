@@ -138,9 +138,9 @@ def request_name(state: Any, wanted: str | None) -> str:  # noqa: ANN401 - starl
 
 def note_misspelled(state: Any, fields: Mapping[str, str]) -> str:  # noqa: ANN401 - starlette's State
     """Name unknown fields of the request and the known ones that they resemble in a header, whose value is returned."""
-    told = ", ".join(f"{ascii(given)[1:-1]} (did you mean {known}?)" for given, known in fields.items())
-    setattr(state, MISSPELLED, told)
-    return told
+    suggestions = ", ".join(f"{ascii(given)[1:-1]} (did you mean {known}?)" for given, known in fields.items())
+    setattr(state, MISSPELLED, suggestions)
+    return suggestions
 
 
 def _new_id() -> str:

@@ -135,8 +135,8 @@ class _Repository:
         found = [Path(file).parent for file in files if isinstance(file, str)]
         return found[0] if len(found) == len(files) and not self.lack(found[0]) else None
 
-    def _error(self, told: str) -> ModelError:
-        return ModelError(f"{self.setting.replace('.', ' ')}: {told}")
+    def _error(self, message: str) -> ModelError:
+        return ModelError(f"{self.setting.replace('.', ' ')}: {message}")
 
     def _explain(self, error: Exception) -> str:
         """Advice for the error."""

@@ -114,13 +114,13 @@ def take_verdicts(received: bytearray) -> Verdicts | None:
     """
     if len(received) < _HEAD.size:
         return None
-    (told,) = _HEAD.unpack_from(received)
-    count = told & ~_WITH_STATES
+    (stated,) = _HEAD.unpack_from(received)
+    count = stated & ~_WITH_STATES
     if not 0 < count <= LINK_COMMANDS.most:
         raise ConnectionError(f"{count} is no number of verdicts in a message")
     end = _HEAD.size + count * _ROW_BYTES
     found: Verdicts | None
-    if told == count:
+    if stated == count:
         content = bytes(received[:end])
         found = Verdicts(*_arrays(content, _HEAD.size, count, _TYPES)) if len(content) == end else None
     else:

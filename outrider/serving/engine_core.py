@@ -68,7 +68,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         """Batches that were started, oldest first: one, and with lookahead one more queued behind it."""
         self._oldest: Batch | None = None
         """Batch whose forward is being started or in flight, the oldest of them; read by other threads."""
-        self._num_ended = self._num_told = 0
+        self._num_ended = self._num_reported = 0
         """Forwards that have ended, and messages that needed none."""
         self._num_steps_without_forward = 0
         self.send_verdicts: Callable[[Messages], Messages] = lambda messages: messages
@@ -119,7 +119,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             if not self.executor.is_asynchronous:
                 self._answered = self._outputs.finished
             messages = self._outputs.take()
-            self._num_told += 1
+            self._num_reported += 1
             num_events = sum([len(batch.events) for _, batch in messages])
             self._num_steps_without_forward += 1 + num_events // _EVENTS_OF_STEP
             return messages
@@ -260,7 +260,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
         While a forward is in flight only the end of one is progress.
         """
-        return (True, self._num_ended) if self._oldest is not None else (False, self._num_ended + self._num_told)
+        return (True, self._num_ended) if self._oldest is not None else (False, self._num_ended + self._num_reported)
 
     @property
     def longest_forward_s(self) -> float:

@@ -126,7 +126,7 @@ class Session(Generic[SequenceT]):
     """Tokens of the text that was answered last; drafts come after them."""
     used_ns: int = 0
     """Time of the last message for it."""
-    is_told_opened: bool = False
+    is_opened_reported: bool = False
     """True if its ``Open`` was answered with ``Opened``."""
     lookahead_credit: int = 0
     """Plain steps that may yet be computed before they are asked for: what is left of a ``Prepare``."""

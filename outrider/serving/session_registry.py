@@ -149,9 +149,9 @@ class SessionRegistry(Generic[SequenceT]):
         ``Open``, if that is due.
         """
         num_cached_tokens = self._store.adopt_prefix(session.sequence, token_ids)
-        if session.is_told_opened:
+        if session.is_opened_reported:
             return None
-        session.is_told_opened = True
+        session.is_opened_reported = True
         return Opened(session.open.session, session.open.generation, num_cached_tokens)
 
     def commit(self, session: Session[SequenceT], length: int) -> None:

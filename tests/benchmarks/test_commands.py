@@ -126,5 +126,5 @@ def test_serve_measures_three_real_processes(runner: CliRunner, tmp_path: Path) 
 
 def test_of_services_that_ran_already_no_flag_tells_how_they_were_started() -> None:
     flags = {"device": "cuda", "load_format": "safetensors", "settings": []}
-    assert find_pair(None, None, "127.0.0.1:1").told(**flags) == {"device": "cuda"}
-    assert find_pair(None, None, None).told(**flags) == flags
+    assert find_pair(None, None, "127.0.0.1:1").stated(**flags) == {"device": "cuda"}
+    assert find_pair(None, None, None).stated(**flags) == flags

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.cli.stack.plan import StackPlan, address_of, plan_stack
 from outrider.cli.stack.process import last_error
-from outrider.cli.stack.running import told
+from outrider.cli.stack.running import shown
 from outrider.cli.stack.secret import LinkSecret, make_link_secret
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings, load, load_all
 from outrider.config.fields import DraftMethod
@@ -156,8 +156,8 @@ def test_the_reason_of_an_end_is_found_in_what_was_written(lines: list[str], rea
     ],
 )
 def test_of_a_services_log_people_see_what_matters(line: str, quiet: str, verbose: str) -> None:
-    assert told(line, everything=False) == quiet
-    assert told(line, everything=True) == verbose
+    assert shown(line, everything=False) == quiet
+    assert shown(line, everything=True) == verbose
 
 
 def test_behind_tls_a_service_is_asked_over_http_whether_it_serves() -> None:

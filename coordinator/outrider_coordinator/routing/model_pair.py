@@ -33,8 +33,12 @@ def check_same_model(known: ModelDescription, found: ModelDescription) -> None:
     """Raise ``PairMismatchError``, naming the difference, if a target cannot take over the sessions of another."""
     differing = [name for name in _SAME if getattr(known, name) != getattr(found, name)]
     if differing:
-        told = "; ".join(f"{name} is {getattr(found, name)!r}, not {getattr(known, name)!r}" for name in differing)
-        raise PairMismatchError(f"this target is not the model that is served here, {known.model_name}: its {told}")
+        differences = "; ".join(
+            f"{name} is {getattr(found, name)!r}, not {getattr(known, name)!r}" for name in differing
+        )
+        raise PairMismatchError(
+            f"this target is not the model that is served here, {known.model_name}: its {differences}"
+        )
 
 
 def check_pair(target: ModelDescription, draft: ModelDescription) -> None:

@@ -95,7 +95,7 @@ def interference(
         stack = plan_pair(where, pair.devices, load.num_speculative_tokens, pair.set_options)
         plan, outcome, facts = asyncio.run(run_with_client(stack, measure, verbose=verbose))
     _show(outcome)
-    facts = {**where.told(**pair.devices), **facts}
+    facts = {**where.stated(**pair.devices), **facts}
     print_weights_notes(facts)
     if save_as is not None:
         save(bench.to_result(outcome, plan, name=save_as, device=pair.device, configuration=facts))

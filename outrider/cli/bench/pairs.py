@@ -56,7 +56,7 @@ class Where:
             return f"{info.target_model} / {info.draft_model or 'none'}"
         return pair_name(self.target, self.draft)
 
-    def told(self, **flags: object) -> dict[str, object]:
+    def stated(self, **flags: object) -> dict[str, object]:
         """Configuration that a result takes from the command's flags. Flags of starting say nothing of services that
         ran already.
         """

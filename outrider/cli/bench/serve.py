@@ -197,7 +197,7 @@ def serve(
         "pair": where.pair(outcome.info),
         "dataset": sent.dataset_name,
         "client_processes": num_processes,
-        **where.told(settings=sorted(pair.set_options or ()), **pair.devices),
+        **where.stated(settings=sorted(pair.set_options or ()), **pair.devices),
         **where.weights(outcome.info),
     }
     print_weights_notes(facts)

@@ -43,8 +43,8 @@ def plan_gateway(settings: Settings, *, explicit: Collection[Place]) -> GatewayP
         return GatewayPlan(note=f"no HTTP: {problem}")
     is_shared = (gateway.host, gateway.port) == (settings.coordinator.host, settings.coordinator.port)
     if is_shared and (gateway.name, "port") not in explicit:
-        told = f"is {gateway.port}, which is HTTP's: --port is gRPC's, and HTTP has --http-port"
-        raise ConfigError("coordinator.port", told)
+        message = f"is {gateway.port}, which is HTTP's: --port is gRPC's, and HTTP has --http-port"
+        raise ConfigError("coordinator.port", message)
     check_listening(
         gateway.host,
         gateway.port,

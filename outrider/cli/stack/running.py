@@ -77,11 +77,11 @@ class TerminalListener:
             self._console.print(f"{spec.name}| {text}", markup=False, style="dim")
         elif self._bars is not None and (step := step_in(text)):
             self._bars.show(spec.name, *step)
-        elif message := told(text, everything=self._verbose > 0):
+        elif message := shown(text, everything=self._verbose > 0):
             self._console.print(f"{spec.name}: {message}", markup=False, style="dim")
 
 
-def told(line: str, *, everything: bool) -> str:
+def shown(line: str, *, everything: bool) -> str:
     """The message in a line of a service's log, if people should see it; else nothing."""
     record = _record(line)
     is_progress = record.get("logger") == ByteProgress.__module__

@@ -136,8 +136,8 @@ def _draw(trace_id: str, spans: Sequence[Span], drawing: DrawingFlags) -> None:
     show_waterfall(output, root, max_steps=drawing.max_steps)
     missing = what_is_missing(spans, trace_id)
     if missing:
-        told = " and ".join(f"the {service}'s" for service in missing)
-        progress.print(f"some of {told} spans are not there: are they sent to the same place?", style="yellow")
+        owners = " and ".join(f"the {service}'s" for service in missing)
+        progress.print(f"some of {owners} spans are not there: are they sent to the same place?", style="yellow")
     for flag, path, draw in drawing.files:
         try:
             path.write_text(draw(root), encoding="utf-8")

@@ -158,6 +158,6 @@ def _draw(axes: Axes, timeline: Timeline, width_ns: float) -> None:
     axes.set_ylim(-0.5, 3.0)
     axes.set_yticks(list(_LANES.values()), list(_LANES))
     found = timeline.figures
-    told = f"{num_tokens} tokens here; of the whole request {found['ms a token']:.2f} ms a token"
+    caption = f"{num_tokens} tokens here; of the whole request {found['ms a token']:.2f} ms a token"
     ahead = f", {found['hits']:.0f} proposals ahead, {found['misses']:.0f} steps without" if found["hits"] else ""
-    axes.set_title(f"{timeline.name}: {told}{ahead}", loc="left", fontsize=9)
+    axes.set_title(f"{timeline.name}: {caption}{ahead}", loc="left", fontsize=9)

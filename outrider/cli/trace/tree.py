@@ -53,8 +53,8 @@ def choose_trace(spans: Sequence[Span], trace_id: str | None) -> str:
     if trace_id is not None:
         found = {span.trace_id for span in requests if span.trace_id.startswith(trace_id.lower())}
         if len(found) != 1:
-            told = "is not among the requests" if not found else f"is the beginning of {len(found)}"
-            raise InvalidRequestError("trace_id", f"{trace_id} {told} in these spans")
+            reason = "is not among the requests" if not found else f"is the beginning of {len(found)}"
+            raise InvalidRequestError("trace_id", f"{trace_id} {reason} in these spans")
         return found.pop()
     if not requests:
         raise InvalidRequestError("trace", "there is no request in these spans: the coordinator's are missing")

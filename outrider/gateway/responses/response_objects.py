@@ -80,9 +80,9 @@ class ResponseObject(ApiResponse):
 
     def failure(self, error: Exception) -> Json:
         """The event of an error."""
-        told = error_body(self.translated(error) if isinstance(error, OutriderError) else error)["error"]
-        code = "rate_limit_exceeded" if told["code"] == 429 else "server_error"
-        response = {**self._response("failed"), "error": {"code": code, "message": told["message"]}}
+        body = error_body(self.translated(error) if isinstance(error, OutriderError) else error)["error"]
+        code = "rate_limit_exceeded" if body["code"] == 429 else "server_error"
+        response = {**self._response("failed"), "error": {"code": code, "message": body["message"]}}
         return self._numbered({"type": "response.failed", "response": response})
 
     def translated(self, error: OutriderError) -> OutriderError:

@@ -17,16 +17,16 @@ LINGER_S = 0.2
 _ROUNDS = 5_000
 
 
-def main(processor: int, told: int = 0) -> None:
+def main(processor: int, wake_fd: int = 0) -> None:
     """Spin until the file descriptor ``told`` ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's goes to all; the end of the input is what counts
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     os.sched_setaffinity(0, {processor})
     until = 0.0
     while True:
-        os.set_blocking(told, time.monotonic() >= until)
+        os.set_blocking(wake_fd, time.monotonic() >= until)
         try:
-            if not os.read(told, 4096):
+            if not os.read(wake_fd, 4096):
                 return
             until = time.monotonic() + LINGER_S
         except BlockingIOError:

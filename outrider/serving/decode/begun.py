@@ -187,12 +187,12 @@ def first_tokens(proposals: AnswerBatch[Any], longest: Column) -> AnswerBatch[An
     counts = proposals.counts
     starts = counts.cumsum(dtype=np.int64) - counts
     is_kept = np.arange(proposals.token_ids.size) - starts.repeat(counts) < longest.repeat(counts)
-    told = np.minimum(counts, longest).astype(counts.dtype)
+    kept_counts = np.minimum(counts, longest).astype(counts.dtype)
     supports = proposals.supports
     if supports is not None:
         ids = is_kept.repeat(supports.counts)
         supports = SupportBatch(supports.counts[is_kept], supports.token_ids[ids], supports.probs[ids])
-    return replace(proposals, counts=told, token_ids=proposals.token_ids[is_kept], supports=supports)
+    return replace(proposals, counts=kept_counts, token_ids=proposals.token_ids[is_kept], supports=supports)
 
 
 def extends_after(

@@ -227,7 +227,7 @@ class StepsAhead:
             own = {each.held[3]: each for each in group if each.held is not None}
             places = sorted(own)
             step, answers, forward, _ = next(each.held for each in group if each.held is not None)
-            messages += self._told(step, answers, forward, {place: own[place] for place in places})
+            messages += self._answer(step, answers, forward, {place: own[place] for place in places})
         return messages
 
     def _asks_for(self, item: Score, step: NextStep) -> bool:
@@ -254,9 +254,9 @@ class StepsAhead:
             else:
                 own.held = step, answers, forward, place
                 self._held[session.key] = own
-        return self._told(step, answers, forward, claimed) if claimed else []
+        return self._answer(step, answers, forward, claimed) if claimed else []
 
-    def _told(
+    def _answer(
         self,
         step: DecodeBatch,
         answers: AnswerBatch[Any],
