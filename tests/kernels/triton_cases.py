@@ -23,7 +23,14 @@ from outrider.kernels.fp8_linear import FP8
 from outrider.kernels.kv_store import store_heads
 from outrider.kernels.launching import launches_early, num_processors
 from outrider.kernels.linear import few_rows, prepare_weight, split_k, stream_k
-from outrider.kernels.linear.few_rows import FewRowsWeight, can_tma, choose_tiling, fills_with_stream_k, num_splits
+from outrider.kernels.linear.few_rows import (
+    FewRowsWeight,
+    can_tma,
+    choose_tiling,
+    fills_with_stream_k,
+    num_splits,
+    wastes_gate_tiles,
+)
 from outrider.kernels.linear.selection import gate_tiling, split_tiling, stream_k_tiling
 from outrider.kernels.linear.skinny import SkinnyTiling, skinny_product
 from outrider.kernels.paged_attention import (
@@ -600,6 +607,31 @@ def test_what_a_weight_leaves_in_quarters(rows: int, dtype: torch.dtype) -> None
 @pytest.mark.parametrize(("outputs", "splits"), [(2048, 4), (3072, None), (4096, 2), (6144, None), (28672, None)])
 def test_sums_over_some_rows_are_split_where_that_fills_the_device(outputs: int, splits: int | None) -> None:
     assert num_splits(outputs, 132) == splits
+
+
+@pytest.mark.parametrize(
+    ("outputs", "is_wasteful"), [(14336, False), (17408, True), (8192, False), (28672, False), (3072, False)]
+)
+def test_a_last_round_of_gate_tiles_that_is_nearly_empty(outputs: int, is_wasteful: bool) -> None:
+    assert wastes_gate_tiles(outputs, 132) == is_wasteful
+
+
+def test_many_rows_of_a_gate_whose_last_round_is_nearly_empty_are_the_library_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    computed, product_of = list[int](), split_k.gated_product
+
+    def gated_product(x: torch.Tensor, *others: Any) -> torch.Tensor:
+        computed.append(len(x))
+        return product_of(x, *others)
+
+    monkeypatch.setattr(split_k, "gated_product", gated_product)
+    weight = random(128 * (num_processors(DEVICE) + 1), 64, dtype=torch.float16) / 8
+    product = FewRowsWeight(weight)
+    for rows in (64, 65, 128):
+        x = random(rows, 64, dtype=torch.float16)
+        check(product.gated(x, None), reference_swiglu(x.double() @ weight.double().T), torch.float16)
+    assert computed == [64]
 
 
 def test_rows_that_the_copy_engine_refuses_are_left_to_others() -> None:
