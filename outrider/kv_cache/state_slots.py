@@ -24,9 +24,9 @@ from outrider.kv_cache.prefix_cache import PrefixCache
 
 SlotCopy = tuple[int, int]
 """(source slot, destination slot)."""
-NUM_REWIND_TOKENS = 4
-"""Committed tokens by which a sequence can be truncated: steps computed ahead are given up, a last token is computed
-again."""
+NUM_REWIND_TOKENS = 1
+"""Committed tokens by which a sequence can be truncated: its last one is computed again. Cut further, it begins anew.
+Every forward replays them."""
 DEFAULT_SNAPSHOT_INTERVAL = 1024
 """Tokens between snapshots: fewer cost memory, more cost prefill after a prefix hit."""
 NUM_COLUMNS = 3

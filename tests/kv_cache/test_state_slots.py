@@ -132,10 +132,10 @@ def test_a_sequence_cannot_be_cut_below_its_state() -> None:
     sequence = rig.manager.open(LONGEST)
     rig.forward([(sequence, 0, list(range(50)), [])])
     assert sequence.state is not None
-    assert sequence.state.length == 44  # the end of a page, and few enough tokens before the end
-    with pytest.raises(InvalidRequestError, match="the state after 43 tokens is gone"):
-        rig.manager.truncate(sequence, 43)
-    rig.manager.truncate(sequence, 44)
+    assert sequence.state.length == 48  # the end of a page, and few enough tokens before the end
+    with pytest.raises(InvalidRequestError, match="the state after 47 tokens is gone"):
+        rig.manager.truncate(sequence, 47)
+    rig.manager.truncate(sequence, 48)
     rig.manager.truncate(sequence, 0)
     rig.forward([(sequence, 0, [7], [])])
 
@@ -148,9 +148,9 @@ def test_a_plan_that_is_not_run_moves_no_state() -> None:
     rig.manager.commit(sequence, 50)
     planned = rig.manager.plan_states([sequence], [50], [1], [2])
     assert planned is not None
-    assert sequence.state.length == 46
+    assert sequence.state.length == 49
     rig.manager.undo_states([sequence], planned)
-    assert sequence.state.length == 44
+    assert sequence.state.length == 48
 
 
 def test_a_failed_forward_leaves_a_sequence_that_begins_anew() -> None:
@@ -166,7 +166,7 @@ def test_a_failed_forward_leaves_a_sequence_that_begins_anew() -> None:
 def test_the_end_of_a_prompt_is_found_and_the_pages_after_it_are_not() -> None:
     rig = Rig()
     text = list(range(50))
-    for expected in (0, 44):
+    for expected in (0, 48):
         sequence = rig.manager.open(LONGEST)
         assert rig.manager.adopt_prefix(sequence, text) == expected
         rig.forward([(sequence, expected, text[expected:], [])])
@@ -174,7 +174,7 @@ def test_the_end_of_a_prompt_is_found_and_the_pages_after_it_are_not() -> None:
         rig.forward([(sequence, 50, [1], [])])  # before which the state is copied
         rig.manager.release(sequence)
     assert rig.manager.prefix_cache is not None
-    assert rig.manager.prefix_cache.num_hit_tokens == 44
+    assert rig.manager.prefix_cache.num_hit_tokens == 48
 
 
 def test_a_running_sequence_is_copied_at_the_end_of_its_prompt_and_then_once_an_interval() -> None:
@@ -187,7 +187,7 @@ def test_a_running_sequence_is_copied_at_the_end_of_its_prompt_and_then_once_an_
         before = sequence.state.length if sequence.state is not None else 0
         if rig.forward([(sequence, length, [1], [])]):
             copied.append(before)
-    assert copied == [44, 68, 92]
+    assert copied == [48, 72, 96]
 
 
 def test_without_a_free_slot_no_sequence_opens_and_no_snapshot_is_taken() -> None:
