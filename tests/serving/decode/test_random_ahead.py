@@ -256,8 +256,10 @@ class Rig:
                 self.links[link_id].sessions.clear()
             if number % 50 == 49:
                 self.settle()
-        for link_id, link in self.links.items():
-            self.core.drop_link(link_id)
+        first, second = self.links.values()
+        self.send(first.link_id, *[Release(number, next(first.generations)) for number in first.sessions])
+        self.core.drop_link(second.link_id)
+        for link in self.links.values():
             link.sessions.clear()
         self.settle()
 
