@@ -116,12 +116,17 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def covered_linears(model: nn.Module, config: ModelConfig) -> dict[str, nn.Linear]:
-    """Linear layers, by name, that are quantized; ``ModelError`` where there are none, and should be."""
+    """Linear layers, by name, that are quantized; ``ModelError`` where there are none, and should be, or where experts
+    are too, which one module of transformers holds together.
+    """
     if (quantization := config.quantization) is None:
         return {}
     found = {name: module for name, module in _linears(model) if quantization.covers([name])}
     if not found:
         raise ModelError("none of its layers is a linear one that can be FP8")
+    for name, _ in model.named_modules():
+        if name.endswith(".experts") and not quantization.is_online and quantization.covers([f"{name}.0.down_proj"]):
+            raise ModelError(f"config.json says that {name} are FP8, which through transformers only linear layers can be")
     return found
 
 

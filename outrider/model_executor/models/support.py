@@ -108,7 +108,7 @@ FALLBACKS = (
     FallbackSupport("cwm", "Code World Model"),
     FallbackSupport("dbrx", "DBRX"),
     FallbackSupport("deepseek_v2", "DeepSeek V2"),
-    FallbackSupport("deepseek_v3", "DeepSeek V3 and R1"),
+    FallbackSupport("deepseek_v3", "DeepSeek V3 and R1, in 16 bits"),
     FallbackSupport("dots1", "dots.llm1"),
     FallbackSupport("ernie4_5", "ERNIE 4.5 0.3B"),
     FallbackSupport("ernie4_5_moe", "ERNIE 4.5, with experts"),
