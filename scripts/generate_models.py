@@ -49,7 +49,8 @@ from a model's folder is never run. Logits were compared with transformers in fl
 
 LONGROPE = """
 longrope (Phi) has one set of factors for all lengths: short ones up to the trained length, which is the default of
-`--max-model-len`, long ones where it is set higher. dynamic stretches each token by its own position, not by the whole text's.
+`--max-model-len`, long ones where it is set higher. dynamic stretches each token by its
+own position, not by the whole text's.
 """
 
 FORMATS_HEAD = """

@@ -27,7 +27,7 @@ from tests.support.tiny_models import cached_tiny_model
 MAX_TOKENS = 8
 SMALL_POOL = 60
 """Pages of a pool that all requests together do not fit into."""
-PAGES = {"page_size": 4, "max_batched_tokens": CHUNK}
+PAGES = {"page_size": 4, "max_batched_tokens": CHUNK, "state_snapshot_interval": 4}
 TIE = 2e-5
 """Difference of two logits in float32 below which either token is right."""
 Tokens = list[tuple[int, ...]]

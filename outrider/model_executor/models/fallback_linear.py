@@ -126,7 +126,9 @@ def covered_linears(model: nn.Module, config: ModelConfig) -> dict[str, nn.Linea
         raise ModelError("none of its layers is a linear one that can be FP8")
     for name, _ in model.named_modules():
         if name.endswith(".experts") and not quantization.is_online and quantization.covers([f"{name}.0.down_proj"]):
-            raise ModelError(f"config.json says that {name} are FP8, which through transformers only linear layers can be")
+            raise ModelError(
+                f"config.json says that {name} are FP8, which through transformers only linear layers can be"
+            )
     return found
 
 
