@@ -162,6 +162,8 @@ async def test_a_draft_version_is_rolled_forward_and_back_under_traffic(draft_ah
             assert moved[coming.description.model_name]
         drafted, accepted = by_version(made, "draft_tokens"), by_version(made, "accepted_tokens")
         assert accepted["draft-v1"] < 0.5 * drafted["draft-v1"]
-        # Not kept are only the twin's drafts past the ends of texts, and those on their way when it leaves.
-        assert accepted["draft-v2"] > 0.5 * drafted["draft-v2"]
+        # All of the twin's drafts are right. Not kept is at most a proposal of each request when the twin takes over,
+        # when the text ends, and when it leaves.
+        proposals = len(asked) * CoordinatorSettings.model_validate({}).num_speculative_tokens
+        assert drafted["draft-v2"] - accepted["draft-v2"] <= 3 * proposals
         await eventually(made.are_idle, "idle services")
