@@ -28,7 +28,7 @@ from outrider.process.model_files import with_local_model
 from outrider.transport.http_health import Probes
 from outrider.transport.security import service_security
 from outrider.transport.server import serve_draft
-from outrider_draft.settings import check_settings
+from outrider_draft.proposers.registry import check_settings
 
 if TYPE_CHECKING:
     from outrider_draft.service import DraftService

@@ -28,9 +28,8 @@ from outrider.transport.channel_streams import call_target
 from outrider.transport.security import link_security
 from outrider.types import JudgingRule, ModelDescription, SamplingParams
 from outrider_draft.proposers.base import UNLIMITED_LENGTH
-from outrider_draft.proposers.registry import LoadHooks, ServedProposer, load_proposer, without_kv
+from outrider_draft.proposers.registry import LoadHooks, ServedProposer, check_settings, load_proposer, without_kv
 from outrider_draft.proposers.text.ngram import NgramProposer
-from outrider_draft.settings import check_settings
 
 if TYPE_CHECKING:
     from outrider.model_executor.cuda_graphs import CaptureProgress

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.errors import ModelError
 from outrider.types import LAST_HIDDEN_STATE
-from outrider_draft.proposers.heads.dflash import BlockExecutor
+from outrider_draft.proposers.dflash import BlockExecutor
 from tests.draft_service.head_rig import LENGTH, REQUESTS, Checked, options, p_of_joint, plain, served
 from tests.support.dflash import CONFIG, DFlashReference, build_dflash
 from tests.support.service_rig import ServiceRig

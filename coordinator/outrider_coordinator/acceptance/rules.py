@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
+
 from outrider.types import (
     AcceptanceMethod,
     Evidence,
@@ -16,10 +18,8 @@ from outrider.types import (
     TypicalScores,
 )
 from outrider_coordinator.acceptance.block_verification import judge_block
-from outrider_coordinator.acceptance.coupled import judge_coupled
 from outrider_coordinator.acceptance.evidence import Verdict, check_scores
 from outrider_coordinator.acceptance.rejection import judge_rejection
-from outrider_coordinator.acceptance.typical import judge_typical
 
 
 def judging_rule(method: AcceptanceMethod, *, temperature: float) -> JudgingRule:
@@ -57,6 +57,31 @@ class JudgeRules:
     def is_of_target_alone(self) -> bool:
         """True if no draft can change the output, whatever it proposes."""
         return self.rule in (JudgingRule.GREEDY, JudgingRule.COUPLED)
+
+
+def judge_coupled(draft_token_ids: Sequence[int], scores: TokenScores) -> Verdict:
+    """Accept while draft and target agree; the target's own token is the next one.
+
+    The output does not depend on the draft: it is the target's argmax at temperature 0, and otherwise its argmax with
+    the seed's Gumbel noise.
+    """
+    own = scores.token_ids
+    pairs = enumerate(zip(draft_token_ids, own, strict=False))
+    accepted = next((index for index, (drafted, token_id) in pairs if drafted != token_id), len(draft_token_ids))
+    return Verdict(accepted, own[accepted])
+
+
+def judge_typical(scores: TypicalScores, *, threshold: float, alpha: float) -> Verdict:
+    """Typical acceptance (Medusa), which is not exact.
+
+    Accept while target(x) > min(threshold, alpha * exp(-entropy)); then emit the target's argmax, or the bonus.
+    """
+    bounds = np.minimum(threshold, alpha * np.exp(-scores.entropies.astype(np.float64)))  # [K]
+    kept = scores.draft_token_probs > bounds
+    accepted = int(np.append(kept, False).argmin())
+    if accepted < kept.shape[0]:
+        return Verdict(accepted, int(scores.argmax_token_ids[accepted]))
+    return Verdict(accepted, scores.bonus_token_id)
 
 
 def judge_one(

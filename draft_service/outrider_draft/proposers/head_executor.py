@@ -35,7 +35,6 @@ from outrider.types import JudgingRule
 from outrider_draft.batch_forward import DraftSessions, LoopForward
 from outrider_draft.items import check_extend, check_hidden_states, keeps_bounds, proposal_length, proposal_lengths
 from outrider_draft.proposers.head_batch import ItemsForward, begin_loop
-from outrider_draft.proposers.head_state import HeadState, last_of, last_of_each
 from outrider_draft.proposers.passes import joined, single
 from outrider_draft.proposers.state_heads import as_tensor
 from outrider_draft.proposers.state_sequences import StateSequence, StateSequences
@@ -43,6 +42,19 @@ from outrider_draft.proposers.state_sequences import StateSequence, StateSequenc
 HeadSession = Session[StateSequence]
 _MAX_FED = 64
 """Pairs of a row of arrays where there are no loops."""
+_MAX_KEPT_BYTES = 1 << 19
+"""Bound on a step's states that stay with a session for their last row: less time than a copy for each session."""
+
+
+@dataclass(slots=True)
+class HeadState:
+    """State of one session."""
+
+    sampling: SessionSampling
+    metadata: DraftMetadata | None = None
+    """Sampling metadata for drawing its tokens in one launch; None: they are drawn one by one."""
+    last_state: torch.Tensor | None = None
+    """[1, F] of the last pair, which is computed again when nothing new comes with the next item."""
 
 
 @dataclass(slots=True)
@@ -255,7 +267,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
             rows.append(DraftRow(job.metadata, job.kv, token_ids, job.draft_length, job.base, PAIR_OFFSET))
             states.append(own)
         drawn = self.runner.draft(rows, HeadStateRows(states))
-        last_states = last_of_each(states)
+        last_states = _last_of_each(states)
         for job, row, last, draws in zip(jobs, rows, last_states, drawn, strict=True):
             job.sequence.text.extend(row.token_ids)
             job.state.last_state = last
@@ -277,7 +289,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
             end += share
             job.sequence.text.extend(row.token_ids)
             if not job.num_left:
-                job.state.last_state = last_of(states)
+                job.state.last_state = _last_of(states)
                 if job.draft_length:
                     drafting.append(job)
                     places.append(end - 1)
@@ -340,3 +352,16 @@ def _answer(job: HeadJob) -> Proposal | OutriderError:
         return Proposal(session, generation, job.base, ())
     found = joined(job.draws)
     return Proposal(session, generation, job.base, found.token_ids, found.evidence)
+
+
+def _last_of(states: torch.Tensor) -> torch.Tensor:
+    """The last row of states [N, F], copied only where it would keep many others in memory."""
+    last = states[-1:]
+    return last if states.untyped_storage().nbytes() <= _MAX_KEPT_BYTES else last.clone()
+
+
+def _last_of_each(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The last row of each part [n, F], in one copy where one is needed."""
+    if len(parts) == 1:
+        return [_last_of(parts[0])]
+    return list(torch.cat([part[-1:] for part in parts]).split(1))  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
 """Registry of proposers: a draft's method, by vLLM's name, and what the service runs for it.
 
-A new method is a module beside this one with a ``load`` of the same form, an entry in ``LOADERS`` and a member of
+A new method is a ``load`` of the same form in a module beside this one, an entry in ``LOADERS`` and a member of
 ``DraftMethod``. Modules are imported when their method is asked for, so that lookups need no torch.
 """
 
@@ -17,6 +17,7 @@ from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError
 from outrider.kv_cache import PrefixCache
 from outrider.ports import Extend, Proposal
+from outrider.process.model_files import is_hub_id, require_model_folder
 from outrider.serving.executor import Executor
 from outrider.serving.in_process.engine_thread import OnFailure
 from outrider.serving.session import SequenceStore
@@ -66,12 +67,12 @@ Loader: TypeAlias = "Callable[[DraftSettings, LoadHooks], ServedProposer]"
 
 LOADERS: Mapping[DraftMethod, str] = {
     DraftMethod.DRAFT_MODEL: "outrider_draft.proposers.draft_model",
-    DraftMethod.DFLASH: "outrider_draft.proposers.heads.dflash",
-    DraftMethod.EAGLE: "outrider_draft.proposers.heads.eagle",
-    DraftMethod.EAGLE3: "outrider_draft.proposers.heads.eagle3",
+    DraftMethod.DFLASH: "outrider_draft.proposers.heads",
+    DraftMethod.EAGLE: "outrider_draft.proposers.heads",
+    DraftMethod.EAGLE3: "outrider_draft.proposers.heads",
     DraftMethod.MEDUSA: "outrider_draft.proposers.medusa",
     DraftMethod.MLP_SPECULATOR: "outrider_draft.proposers.mlp_speculator",
-    DraftMethod.MTP: "outrider_draft.proposers.heads.mtp",
+    DraftMethod.MTP: "outrider_draft.proposers.heads",
     DraftMethod.NGRAM: "outrider_draft.proposers.text.ngram",
     DraftMethod.SUFFIX: "outrider_draft.proposers.text.suffix",
     DraftMethod.CUSTOM_CLASS: "outrider_draft.proposers.custom",
@@ -93,6 +94,19 @@ def require_target(settings: DraftSettings) -> None:
     """Raise ``ConfigError`` for a head that takes embedding or last product from a target that is not named."""
     if settings.method.reads_target and settings.target_model is None:
         raise ConfigError("draft.target_model", f"is needed by method {settings.method}: the target's folder")
+
+
+def check_settings(settings: DraftSettings) -> None:
+    """Raise ``ConfigError`` if the settings select no draft, ``ModelError`` if the model's folder is invalid."""
+    if settings.method is DraftMethod.NONE:
+        raise ConfigError(
+            "draft.method", f"must be one of {', '.join(LOADERS)}, or module:Class, for a draft to be served"
+        )
+    if settings.method.needs_model and not is_hub_id(settings.model or ""):
+        require_model_folder(settings.model or "")
+    require_target(settings)
+    if settings.target_model is not None and settings.method.reads_target:
+        require_model_folder(settings.target_model)
 
 
 def without_kv(

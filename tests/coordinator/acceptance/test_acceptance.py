@@ -24,7 +24,7 @@ from outrider.types import (
 from outrider_coordinator.acceptance import JudgeRules, Verdict, judge_one, judging_rule
 from outrider_coordinator.acceptance.draws import coin, draw
 from outrider_coordinator.acceptance.rejection import judge_rejection
-from outrider_coordinator.acceptance.typical import judge_typical
+from outrider_coordinator.acceptance.rules import judge_typical
 
 TARGET = (0.5, 0.3, 0.2)
 DRAFT = (0.2, 0.2, 0.6)

@@ -8,34 +8,18 @@ a proposal come from one forward, each drawn from its own distribution whatever 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from outrider.config import DraftSettings
 from outrider.model_executor.draft_heads.block_runner import BlockRunner
-from outrider.model_executor.draft_heads.dflash import DFlashHead
-from outrider.model_executor.draft_heads.dflash_config import read_dflash_config
 from outrider.ports import Extend
 from outrider.sampling.parameters import needs_history
 from outrider.sampling.rows import LogitRow
 from outrider.serving.decode.sessions import Ints
 from outrider.serving.decode.step import DecodeBatch
 from outrider_draft.proposers.head_executor import HeadExecutor, HeadJob, HeadSession
-from outrider_draft.proposers.heads.serving import load_served
 from outrider_draft.proposers.passes import single
-from outrider_draft.proposers.registry import LoadHooks, ServedProposer
-
-
-def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
-    """A drafter on its device."""
-    folder = Path(settings.model or "")
-    config = read_dflash_config(folder, Path(settings.target_model or ""))
-    return load_served(
-        settings, hooks, config=config, make=DFlashHead, folder=folder, architecture="DFlash", make_runner=BlockRunner,
-        make_executor=BlockExecutor,
-    )  # fmt: skip
 
 
 class BlockExecutor(HeadExecutor):

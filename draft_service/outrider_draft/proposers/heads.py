@@ -1,9 +1,15 @@
-"""Serving of a draft head: it is made on its device, loaded, given pages, and described."""
+"""Draft heads that read the target's hidden states and keep a KV cache: made on their device, loaded, given pages.
+
+The heads are those of ``outrider.model_executor.draft_heads``; ``head_executor`` keeps sessions up to date. EAGLE-2
+draws trees with the head of EAGLE-1; drafts are one sequence of tokens here. MTP is a layer of the target's own
+checkpoint (MiMo-7B). Sources: Li et al., "EAGLE", 2024, and "EAGLE-3", 2025; Chen et al., "DFlash", 2026.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,26 +17,54 @@ import torch
 
 from outrider import __version__
 from outrider.config import DraftSettings
+from outrider.config.fields import DraftMethod
 from outrider.kv_cache.sizing import KVCacheRequest
 from outrider.model_executor.cost_profile import profile_head
 from outrider.model_executor.device_lock import device_lock
 from outrider.model_executor.device_setup import device_facts, prepare_device, resolve_device
 from outrider.model_executor.distributed.runner import drafting_rules, graph_limits
+from outrider.model_executor.draft_heads.block_runner import BlockRunner
+from outrider.model_executor.draft_heads.config import read_eagle3_config
 from outrider.model_executor.draft_heads.contract import DraftHead, HeadConfig
+from outrider.model_executor.draft_heads.dflash import DFlashHead
+from outrider.model_executor.draft_heads.dflash_config import read_dflash_config
+from outrider.model_executor.draft_heads.eagle import EagleHead, read_eagle_config
+from outrider.model_executor.draft_heads.eagle3 import Eagle3Head
 from outrider.model_executor.draft_heads.loading import load_head
+from outrider.model_executor.draft_heads.mtp import MtpHead, read_mtp_config
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
 from outrider.model_executor.kv_cache_sizing import choose_num_pages, explaining_out_of_memory
 from outrider.model_executor.loader.description import mark_of
 from outrider.model_executor.loader.model import choose_length
 from outrider.model_executor.loader.tokenizer_files import read_tokenizer
 from outrider.types import ModelDescription
+from outrider_draft.proposers.dflash import BlockExecutor
 from outrider_draft.proposers.head_executor import HeadExecutor
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer
 
 ConfigT = TypeVar("ConfigT", bound=HeadConfig)
 
 
-def load_served(
+def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
+    """The head of the settings' method, on its device."""
+    folder, target_folder = Path(settings.model or ""), Path(settings.target_model or "")
+    serve = partial(_load_served, settings, hooks, folder=folder)
+    match settings.method:
+        case DraftMethod.EAGLE:
+            return serve(config=read_eagle_config(folder, target_folder), make=EagleHead, architecture="Eagle")
+        case DraftMethod.EAGLE3:
+            return serve(config=read_eagle3_config(folder, target_folder), make=Eagle3Head, architecture="Eagle3")
+        case DraftMethod.DFLASH:
+            return serve(
+                config=read_dflash_config(folder, target_folder), make=DFlashHead, architecture="DFlash",
+                make_runner=BlockRunner, make_executor=BlockExecutor,
+            )  # fmt: skip
+        case _:
+            config = read_mtp_config(target_folder)
+            return serve(folder=target_folder, config=config, make=MtpHead, architecture="MTP")
+
+
+def _load_served(
     settings: DraftSettings,
     hooks: LoadHooks,
     *,
