@@ -76,7 +76,7 @@ def _take_in(places: Sequence[Path], root: Path) -> None:
 
 
 def _files_of(place: Path) -> list[Path]:
-    """The file itself, or those of a folder, which may be what ``tools/measure_figures.py`` has filled."""
+    """The file itself, or those of a folder, which may be what ``outrider bench figures`` has filled."""
     if place.is_file():
         return [place]
     found = sorted((place / RESULTS).glob("*.json")) or sorted(place.glob("*.json"))

@@ -11,7 +11,10 @@ from typing import Any
 import typer
 
 from outrider.cli.bench.ahead import ahead
+from outrider.cli.bench.ahead_modes import ahead_modes
+from outrider.cli.bench.changing import changing
 from outrider.cli.bench.engine import engine
+from outrider.cli.bench.figures import figures
 from outrider.cli.bench.harness import require_benchmarks
 from outrider.cli.bench.http import http
 from outrider.cli.bench.interference import interference
@@ -41,5 +44,8 @@ app = typer.Typer(
     context_settings=HELP_NAMES,
     rich_markup_mode=None,
 )
-for command in (serve, http, ahead, interference, invariance, engine, kernels, rpc, step, turn, tracing, peers):
+for command in (
+    *(serve, http, figures, changing, ahead, ahead_modes, interference, invariance),
+    *(engine, kernels, rpc, step, turn, tracing, peers),
+):
     app.command(cls=_BenchmarkCommand, context_settings=HELP_NAMES)(command)

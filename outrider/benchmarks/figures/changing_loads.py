@@ -1,23 +1,18 @@
 """Compare chosen draft lengths with plain decoding while the number of users changes, on services that run already.
 
-    python tools/figures/changing_loads.py ADDRESS --phase 1x8 --phase 128x2 --phase 1x8
-
 Each phase is USERSxREQUESTS: a number of users, each with a number of requests one after the other. The phases follow
 each other without a pause; the arms, speculation (chosen lengths) and baseline (plain), take turns. One line for each
-phase: tokens/s until all of it have finished, first-token times, drafted tokens a step. --save writes a result for
-each phase. With --metrics, the coordinator's metrics at that URL say how often the mode changed between plain
-and drafted steps.
+phase: tokens/s until all of it have finished, first-token times, drafted tokens a step. A result may be saved
+for each phase, and the coordinator's metrics say how often the mode changed between plain and drafted steps.
 """
 
-import asyncio
+from __future__ import annotations
+
 import re
 import secrets
 import statistics
 import urllib.request
 from dataclasses import dataclass, replace
-from typing import Annotated
-
-import typer
 
 from outrider.benchmarks.schema import save as save_result
 from outrider.benchmarks.serving.client_processes import ClientProcesses
@@ -28,11 +23,10 @@ from outrider.benchmarks.serving.run import BASELINE, SPECULATION, ServeOutcome,
 from outrider.benchmarks.serving.workload import Prompt, Traffic, random_prompts
 from outrider.cli.bench.pairs import exact_within, find_pair
 from outrider.client import AsyncClient
+from outrider.errors import ConfigError
 
 CHOSEN, PLAIN = SPECULATION, BASELINE
 _MODE_CHANGES = re.compile(r"^outrider_draft_length_mode_changes_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
-
-app = typer.Typer(add_completion=False, help=__doc__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +46,7 @@ def parse_phase(text: str) -> Phase:
     """A phase from USERSxREQUESTS."""
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
     if found is None:
-        raise typer.BadParameter(f"{text!r} should be USERSxREQUESTS, such as 128x2")
+        raise ConfigError("--phase", f"{text!r} should be USERSxREQUESTS, such as 128x2")
     return Phase(int(found[1]), int(found[2]))
 
 
@@ -145,26 +139,3 @@ async def compare(
                 save_result(to_result(outcome, plans[place], name=named, device=device, configuration=facts))
         if metrics is not None:
             print(f"changes of mode in a run of the chosen arm: {changes / runs:g}")
-
-
-@app.command(help=__doc__)
-def main(
-    address: str,
-    *,
-    phase: Annotated[list[str], typer.Option(help="USERSxREQUESTS; may be repeated.")],
-    input_len: Annotated[int, typer.Option(min=1)] = 128,
-    output_len: Annotated[int, typer.Option(min=2)] = 256,
-    runs: Annotated[int, typer.Option(min=1, help="Runs of each arm, in turn.")] = 2,
-    metrics: Annotated[str | None, typer.Option(help="URL of the coordinator's metrics.")] = None,
-    device: Annotated[str, typer.Option(help="Where the models run, for --save.")] = "cuda",
-    save: Annotated[str | None, typer.Option(help="Write benchmarks/results/NAME-PHASE.json.")] = None,
-) -> None:
-    """Print the table."""
-    decoding = Decoding(max_tokens=output_len)
-    phases = list(map(parse_phase, phase))
-    saving = None if save is None else (device, save)
-    asyncio.run(compare(address, phases, decoding, input_len=input_len, runs=runs, metrics=metrics, save=saving))
-
-
-if __name__ == "__main__":
-    app()

@@ -1,8 +1,10 @@
 """All parts: the figures that the project is judged by."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
-from figures.rows import CommandRow, ForwardComparison, LoadRow, Part, PeerRow, ServedPair
+from outrider.benchmarks.figures.rows import CommandRow, ForwardComparison, LoadRow, Part, PeerRow, ServedPair
 
 _ALL_USERS = {1: 2.45, 8: 3.3, 32: 4.3, 64: 5.3, 128: 7.0, 256: 10.5}
 _BETWEEN = {1: 0.6, 32: 1.0, 64: 1.4}
@@ -101,7 +103,7 @@ _ENGINE = Part("engine", "the target's forward and the draft's loop", (
         *_flags("--sampling", '{"temperature": 0}', *_SAMPLED)), context=256, batch_sizes=(1, 8, 32, 64, 128, 256)),
 ))  # fmt: skip
 _CHANGING = Part("changing", "1, 128, 1, 8, then 32 users; acceptance that falls from .9 to .3 in the middle", (
-    CommandRow("changing-users", ("tools/figures/changing_loads.py", "{address}", "--device", "{device}"),
+    CommandRow("changing-users", ("changing", "{address}", "--device", "{device}"),
                _flags("--phase", "1x8", "128x2", "1x8", "8x4", "32x4"),
                (*_flags("--phase", "1x2", "2x2", "1x2"), "--input-len", "32", "--output-len", "16", "--runs", "1"),
                services=ServedPair(with_fixed=False)),

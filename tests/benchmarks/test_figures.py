@@ -9,15 +9,19 @@ import pytest
 from outrider.benchmarks.schema import load
 from outrider.model_executor.synthetic.recipe import Recipe, write_recipe
 
-TOOL = Path(__file__).parents[2] / "tools" / "measure_figures.py"
-
 
 def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, TOOL, *arguments], capture_output=True, text=True, check=False, timeout=280)
+    return subprocess.run(
+        [sys.executable, "-m", "outrider.cli", "bench", "figures", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
 
 
 def test_every_part_and_row_has_a_name_of_its_own() -> None:
-    from figures.parts import PARTS
+    from outrider.benchmarks.figures.parts import PARTS
 
     rows = [row.name for part in PARTS for row in part.rows]
     assert len(set(rows)) == len(rows)
@@ -47,7 +51,7 @@ def test_a_peer_that_fails_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_acceptance_falls_in_the_middle_of_the_output(tmp_path: Path) -> None:
-    from figures.services import token_before_fall
+    from outrider.benchmarks.figures.services import token_before_fall
 
     recipe = Recipe("target", 1.0, later_acceptance=0.0)
     write_recipe(tmp_path, recipe)
@@ -61,10 +65,10 @@ def test_acceptance_falls_in_the_middle_of_the_output(tmp_path: Path) -> None:
 
 
 def test_chosen_lengths_are_measured_with_sampled_requests_of_both_arms(tmp_path: Path) -> None:
-    from figures.measuring import load_command
-    from figures.parts import find_parts
-    from figures.rows import LoadRow
-    from figures.session import MeasuringSession
+    from outrider.benchmarks.figures.measuring import load_command
+    from outrider.benchmarks.figures.parts import find_parts
+    from outrider.benchmarks.figures.rows import LoadRow
+    from outrider.benchmarks.figures.session import MeasuringSession
 
     (part,) = find_parts(["sampled-chosen-users32"], most_cards=1)
     (row,) = part.rows

@@ -1,5 +1,7 @@
 """Rows of the tables: what is measured, on what, and which values are wanted. Plain data; ``parts`` fills it in."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 

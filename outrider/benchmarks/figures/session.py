@@ -1,4 +1,6 @@
-"""One run of the tool: its folder, environment, time limit and processes."""
+"""One run of ``outrider bench figures``: its folder, environment, time limit and processes."""
+
+from __future__ import annotations
 
 import os
 import re
@@ -11,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 """Root of the checkout."""
 
 

@@ -1,8 +1,5 @@
 """Compare what a draft computes ahead: the modes of `coordinator.draft_ahead`, in turn, on the same services.
 
-    python tools/compare_draft_ahead.py OUT --arm apart:in_turn --arm apart:verdict --arm apart:chain --arm one:in_turn
-    python tools/compare_draft_ahead.py OUT --tiny      # tiny models on a CPU: does everything work?
-
 An arm is ARRANGEMENT:MODE, or ARRANGEMENT:MODE:K with a fixed draft length, or ARRANGEMENT:MODE:K:RULE for temperature
 1 under an acceptance method (greedy otherwise). Arrangements: apart (target on the first GPU, draft on the second), fp8
 (the same with an FP8 draft), one (both models on the second GPU) and two (both models on each GPU, as two replicas).
@@ -11,6 +8,8 @@ The table gives medians over rounds: milliseconds per token of a user (mean over
 arm of the same length and rule; tokens per second and GPU; steps ahead that were used and not used; direct proposals;
 streams that leave those of the first arm, per 10,000 tokens. The pair is synthetic, of the shapes 8B and 1B.
 """
+
+from __future__ import annotations
 
 import asyncio
 import importlib.util
@@ -24,13 +23,10 @@ from collections import defaultdict
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
 
-import typer
-from figures.rows import ServedPair
-from figures.services import make_pair
-from figures.session import MeasuringSession, environment_of, stop
-
+from outrider.benchmarks.figures.rows import ServedPair
+from outrider.benchmarks.figures.services import make_pair
+from outrider.benchmarks.figures.session import MeasuringSession, environment_of, stop
 from outrider.benchmarks.serving.client_processes import ClientProcesses
 from outrider.benchmarks.serving.figures import STAGES, measured_series
 from outrider.benchmarks.serving.load import Decoding
@@ -56,8 +52,6 @@ _COUNTED = {
 ServiceKey = tuple[str, str, str]
 """Role, GPU and quantization."""
 _HAS_HTTP = importlib.util.find_spec("uvicorn") is not None
-
-app = typer.Typer(add_completion=False, help=__doc__)
 
 
 @dataclass(slots=True)
@@ -260,6 +254,33 @@ def wait_for_channel(session: MeasuringSession, arm: AheadArm) -> None:
         time.sleep(0.2)
 
 
+def run(
+    out: Path,
+    names: list[str],
+    *,
+    users: list[int],
+    sampled_users: list[int] | None,
+    foreseen: float,
+    settings: list[str],
+    output_len: int,
+    rounds: int,
+    start_s: float,
+    limit_s: float,
+    is_tiny: bool,
+) -> None:
+    """Start services and arms, play all arms and print the tables; logs come into ``out``."""
+    began = time.monotonic()
+    (out / "logs").mkdir(parents=True, exist_ok=True)
+    environment = environment_of(os.environ, 2, None)
+    session = MeasuringSession(out.absolute(), "ahead", is_tiny, environment, deadline=began + start_s)
+    with ExitStack() as stack:
+        arms = start(session, names, settings, foreseen, stack)
+        for each in arms:
+            wait_for_channel(session, each)
+        print(f"started after {time.monotonic() - began:.0f} s", flush=True)
+        asyncio.run(compare(arms, users, sampled_users or users, output_len, rounds, until=began + limit_s))
+
+
 async def compare(
     arms: list[AheadArm], users: list[int], sampled: list[int], output_len: int, rounds: int, *, until: float
 ) -> None:
@@ -285,37 +306,3 @@ async def compare(
             print(table(arms, users), flush=True)
             if time.monotonic() > until:
                 break
-
-
-@app.command(help=__doc__)
-def main(
-    out: Annotated[Path, typer.Argument(help="Folder of logs.")] = Path("ahead"),
-    *,
-    arm: Annotated[list[str], typer.Option(help="ARRANGEMENT:MODE:K:RULE; may be repeated.")],
-    users: Annotated[list[int], typer.Option(min=1, help="May be repeated.")],
-    sampled_users: Annotated[list[int] | None, typer.Option(min=1, help="Those of arms with a RULE, of all.")] = None,
-    foreseen: Annotated[
-        float, typer.Option(help="Share of the draft's errors where its second choice is right.")
-    ] = 0.0,
-    setting: Annotated[list[str] | None, typer.Option(help="Further words of every coordinator.")] = None,
-    output_len: Annotated[int, typer.Option(min=2)] = 256,
-    rounds: Annotated[int, typer.Option(min=1)] = 6,
-    limit_s: Annotated[float, typer.Option(help="Seconds after which no round begins.")] = 200.0,
-    start_s: Annotated[float, typer.Option(help="Seconds within which the services start.")] = 120.0,
-    tiny: Annotated[bool, typer.Option(help="Tiny models on a CPU.")] = False,
-) -> None:
-    """Print the table."""
-    began = time.monotonic()
-    (out / "logs").mkdir(parents=True, exist_ok=True)
-    environment = environment_of(os.environ, 2, None)
-    session = MeasuringSession(out.absolute(), "ahead", tiny, environment, deadline=began + start_s)
-    with ExitStack() as stack:
-        arms = start(session, arm, setting or [], foreseen, stack)
-        for each in arms:
-            wait_for_channel(session, each)
-        print(f"started after {time.monotonic() - began:.0f} s", flush=True)
-        asyncio.run(compare(arms, users, sampled_users or users, output_len, rounds, until=began + limit_s))
-
-
-if __name__ == "__main__":
-    app()

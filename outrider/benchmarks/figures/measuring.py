@@ -1,15 +1,17 @@
 """Measurement of one part: services, and a benchmark command for each row."""
 
+from __future__ import annotations
+
 import json
 import os
 import shlex
 import subprocess
 import time
 
-from figures.rows import AnyRow, CommandRow, LoadRow, Part, PeerRow, ServedPair
-from figures.services import Addresses, make_pair, serving, token_before_fall
-from figures.session import ROOT, MeasuringSession, stop
-from figures.table import lines_of
+from outrider.benchmarks.figures.rows import AnyRow, CommandRow, LoadRow, Part, PeerRow, ServedPair
+from outrider.benchmarks.figures.services import Addresses, make_pair, serving, token_before_fall
+from outrider.benchmarks.figures.session import MeasuringSession, stop
+from outrider.benchmarks.figures.table import lines_of
 
 
 def measure_part(session: MeasuringSession, part: Part, limit_s: float) -> None:
@@ -88,9 +90,7 @@ def bench_command(session: MeasuringSession, row: CommandRow, address: str | Non
     if row.reads("{pair}"):
         places["{pair}"] = str(make_pair(session, row.services))
     words = [_filled(word, places) for word in (*row.words, *(row.tiny if session.is_tiny else row.full))]
-    is_script = words[0].endswith(".py")
-    began = [str(ROOT / words.pop(0))] if is_script else ["-m", "outrider.cli", "bench"]
-    return session.command(*began, *words, "--save", f"{session.name}-{row.name}")
+    return session.command("-m", "outrider.cli", "bench", *words, "--save", f"{session.name}-{row.name}")
 
 
 def _filled(word: str, places: dict[str, str]) -> str:

@@ -1,5 +1,7 @@
 """Synthetic pairs, and the services that run them."""
 
+from __future__ import annotations
+
 import json
 import secrets
 import subprocess
@@ -8,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from figures.rows import ServedPair
-from figures.session import ROOT, MeasuringSession, stop
+from outrider.benchmarks.figures.rows import ServedPair
+from outrider.benchmarks.figures.session import ROOT, MeasuringSession, stop
 from outrider.cli.stack.held_ports import hold_port
 
 Addresses = tuple[str, str | None]

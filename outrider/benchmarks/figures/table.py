@@ -1,7 +1,9 @@
 """The table: a line or a few for each row; in brackets what is wanted."""
 
-from figures.rows import AnyRow, CommandRow, ForwardComparison, LoadRow, Part, PeerRow
-from figures.session import MeasuringSession
+from __future__ import annotations
+
+from outrider.benchmarks.figures.rows import AnyRow, CommandRow, ForwardComparison, LoadRow, Part, PeerRow
+from outrider.benchmarks.figures.session import MeasuringSession
 from outrider.benchmarks.samples import ratio
 from outrider.benchmarks.schema import Result, Series, load
 from outrider.benchmarks.tables.cells import arms_of, best_fixed, median_of
