@@ -326,6 +326,12 @@ class KVCacheManager:
                 slots.snapshot(state, sequence.page_keys[num_pages - 1])
         return slots.plan(states, lengths, counts, num_drafts)
 
+    def set_states_back(self, sequences: Sequence[KVSequence]) -> None:
+        """Have states where a decode step finds them, for measurements; see ``StateSlots.set_back``."""
+        if self.states is not None:
+            for sequence, state in zip(sequences, _states_of(sequences), strict=True):
+                self.states.set_back(state, sequence.length)
+
     def undo_states(self, sequences: Sequence[KVSequence], rows: StateRows | None) -> None:
         """A forward that was planned is not run."""
         if self.states is not None and rows is not None:

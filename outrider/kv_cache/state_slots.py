@@ -132,6 +132,12 @@ class StateSlots:
         if not length:
             state.length = state.snapshot_length = 0
 
+    def set_back(self, state: SequenceState, length: int) -> None:
+        """The state is where a decode step after ``length`` committed tokens finds it, for measurements: its content is
+        another's. The step replays as many tokens as in a service, and moves the checkpoint.
+        """
+        state.num_committed, state.length = length, max(0, length - NUM_REWIND_TOKENS - 1)
+
     def plan(
         self, states: Sequence[SequenceState], kept: Sequence[int], counts: Sequence[int], num_drafts: Sequence[int]
     ) -> StateRows:

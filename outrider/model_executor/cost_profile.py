@@ -116,6 +116,7 @@ def _filled(runner: StepRunner, rows: int, context: int, length: int) -> Iterato
     try:
         for sequence in sequences:
             manager.extend(sequence, [0] * context)
+        manager.set_states_back(sequences)
         yield sequences
     finally:
         for sequence in sequences:
@@ -131,6 +132,7 @@ def _shortest_ns(runner: StepRunner, sequences: Sequence[KVSequence], length: in
         times.append(time.perf_counter_ns() - began)
         for sequence in sequences:
             runner.sequences.truncate(sequence, context)
+        runner.sequences.set_states_back(sequences)
     return min(times[1:])
 
 

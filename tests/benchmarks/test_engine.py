@@ -26,6 +26,7 @@ from outrider.benchmarks.engine.measuring import (
 )
 from outrider.benchmarks.engine.run import EnginePlan, floor_seconds, load, run_plan, to_result, to_rows
 from outrider.errors import ConfigError
+from outrider.kv_cache.state_slots import StateRows
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.layers.quantization import MXFP4, ONLINE
 from outrider.model_executor.loader.model import QuantizationName
@@ -150,6 +151,21 @@ def test_a_timed_forward_is_the_forward_it_says(runner: ModelRunner) -> None:
     assert runner.num_forwards == before + 1 + 5, "one prefill of both sequences, then five goes"
     with pytest.raises(ConfigError, match="context"):
         time_forward(runner, Case(1, 5, 4), num_samples=1, num_warmups=0)
+
+
+def test_a_timed_forward_replays_and_writes_states_as_a_decode_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    hybrid = load(cached_tiny_model("qwen3_5_text"), PLAN, device="cpu", dtype="float32", page_size=16)
+    plan, found = hybrid.sequences.plan_states, list[list[int]]()
+
+    def planned(*arguments: Any) -> StateRows | None:
+        rows = plan(*arguments)
+        assert rows is not None
+        found.extend(rows.numbers[1:].T.tolist())
+        return rows
+
+    monkeypatch.setattr(hybrid.sequences, "plan_states", planned)
+    time_forward(hybrid, Case(1, 1, 16), num_samples=2, num_warmups=1)
+    assert found[2:] == [[13, 14]] * 2
 
 
 def test_the_draft_loop_drafts_what_greedy_decoding_would(runner: ModelRunner) -> None:

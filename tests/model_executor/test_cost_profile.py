@@ -10,6 +10,7 @@ import torch
 
 from outrider.kernels.experts import Routing, route
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
+from outrider.kv_cache.state_slots import StateRows
 from outrider.model_executor import cost_profile
 from outrider.model_executor.cost_profile import (
     LONG_CONTEXT,
@@ -73,6 +74,26 @@ def test_rows_have_tokens_of_their_own(role: str, monkeypatch: pytest.MonkeyPatc
     else:
         profile_draft(runner, max_rows=8, max_length=1, bound_s=10.0)
     assert max(met) > 8
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_states_are_replayed_and_written_as_in_a_decode_step(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what a hybrid's step reads and writes most would not be measured."""
+    runner = poisoned_runner(build("qwen3_5_text"), page_size=16, num_state_slots=8)
+    plan, moved = runner.sequences.plan_states, set[tuple[int, ...]]()
+
+    def planned(sequences: Sequence[KVSequence], lengths: Sequence[int], *rest: Any) -> StateRows | None:
+        rows = plan(sequences, lengths, *rest)
+        assert rows is not None
+        moved.update((length, *row) for length, row in zip(lengths, rows.numbers[1:].T.tolist(), strict=True))
+        return rows
+
+    monkeypatch.setattr(runner.sequences, "plan_states", planned)
+    profile = profile_target if role == "target" else profile_draft
+    assert len(profile(runner, max_rows=8, max_length=5, bound_s=10.0)) >= 4
+    first = {row for row in moved if row[0] == SHORT_CONTEXT}
+    assert first == {(SHORT_CONTEXT, SHORT_CONTEXT - 2, SHORT_CONTEXT - 1)}
+    runner.sequences.check_integrity()
 
 
 def counted(met: list[int], logits: torch.Tensor, num_chosen: int, **options: Any) -> Routing:

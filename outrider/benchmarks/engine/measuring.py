@@ -247,8 +247,10 @@ def _fill(runner: ModelRunner, sequences: list[KVSequence], lengths: list[int]) 
 
 
 def _truncate(runner: ModelRunner, sequences: list[KVSequence], lengths: list[int]) -> None:
+    """Truncate sequences; recurrent layers replay and write with the next forward what they do in a decode step."""
     for sequence, length in zip(sequences, lengths, strict=True):
         runner.sequences.truncate(sequence, length)
+    runner.sequences.set_states_back(sequences)
 
 
 def _token_ids(runner: ModelRunner, count: int, *, row: int) -> list[int]:
