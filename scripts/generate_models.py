@@ -56,10 +56,9 @@ own position, not by the whole text's.
 FORMATS_HEAD = """
 ## Weight formats
 
-Compared with transformers and the widened weights in float64, inputs rounded as compressed-tensors does, bit for bit
-(in float32 the last bit of a sum moves one input in a million to the next FP8 number), for Llama, Mistral, Qwen2 and 3,
-and experts of Qwen3 and Mixtral; mxfp4 with the weights as transformers widens them. On a CPU, and on GPUs without the
-kernels, weights are widened to the type of the model.
+Compared with transformers and the widened weights in float64, inputs rounded as compressed-tensors does, bit for bit,
+for Llama, Mistral, Qwen2 and 3, and experts of Qwen3 and Mixtral; mxfp4 with the weights as transformers widens them.
+On a CPU, and on GPUs without the kernels, weights are widened to the type of the model.
 
 | `quant_method` | weights | activations | kernels |
 |---|---|---|---|
@@ -73,14 +72,15 @@ The KV cache has the model's type, or FP8 (E4M3) with `--kv-cache-dtype fp8` or 
 `k_scale` and `v_scale`, else 1, or measured (`kv_cache_scales`). Logits equal transformers' over a cache that rounds
 alike. Heads keep their type.
 
-Activations are rounded as the format says and not by the number of rows, so a token's output does not depend on the
-load. With `--tensor-parallel-size` above 1 a scale for each token is that of a rank's part of the token where ranks
-share the inputs; groups and static scales are the same for any number of ranks.
+Activations are rounded as the format says, whatever the number of rows. With `--tensor-parallel-size` above 1 a scale
+for each token is that of a rank's part of the token where ranks share the inputs; groups and static scales are the same
+for any number of ranks.
 
 Experts are read one by one, as published, or stacked (transformers 5, Qwen3-VL). With `--enable-expert-parallel` each
 GPU has some of them whole. Routers have the type on file, FP8 too.
 
-Adapters (LoRA; merge them), images and other formats, as of 4 bits, are not served.
+Adapters (LoRA; merge them), images and other formats, as of 4 bits or with powers of two as scales (`ue8m0`), are not
+served. A killed download later fetches only files that were not whole.
 
 A head on file that differs from the embedding is used, also where `tie_word_embeddings` is true.
 """

@@ -32,6 +32,7 @@ from tests.model_executor.parity import (
     poisoned_runner,
     random_ids,
     reference,
+    reference_logits,
 )
 from tests.model_executor.test_loading import change_tensors, shard
 from tests.support.fallback_models import FALLBACK_CONFIGS, build_fallback
@@ -40,7 +41,7 @@ from tests.support.fp8_models import FORMATS, FP8, fp8_reference, quantize_folde
 ROOT = Path(__file__).parents[2]
 SERVED = [one.model_type for one in FALLBACKS if not one.refused]
 REFUSED = {one.model_type: one.refused for one in FALLBACKS if one.refused}
-NEEDS_WEIGHTS = {"dbrx", "jetmoe"}
+NEEDS_WEIGHTS = {"dbrx", "gemma3n_text", "jetmoe"}
 """Models whose code does not run without numbers, so that an estimate does not know their cache."""
 QUICK = {"smollm3", "cohere2", "stablelm", "gemma4_text", "gpt2"}
 """The others are whole-model comparisons of the second tier."""
@@ -296,6 +297,35 @@ def test_parts_for_images_are_left_out() -> None:
     found, text = (estimate_model(build_fallback(name), model_impl="transformers") for name in names)
     assert found.is_text_part
     assert found.weight_bytes == text.weight_bytes
+
+
+@pytest.mark.integration
+def test_the_text_part_of_a_whole_model_is_run_by_its_own_decoder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gemma 3n as published: transformers makes its other parts with a library that text does not need."""
+    source, text = build_fallback("gemma3n_text"), random_ids(20, seed=3)
+    folder = Path(shutil.copytree(source, tmp_path / "model"))
+    tensors = load_file(source / "model.safetensors")
+    named = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
+    save_file({**named, "model.vision_tower.x": torch.ones(3)}, folder / "model.safetensors", {"format": "pt"})
+    own = json.loads((source / "config.json").read_text())
+    whole = {
+        "architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n", "text_config": own,
+        "vision_config": {"model_type": "gemma3n_vision", "architecture": "mobilenetv5_300m_enc"},
+        "eos_token_id": [7, 9], "tie_word_embeddings": False, "torch_dtype": "float32",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(whole))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    assert estimate_model(folder).is_text_part
+    assert estimate_model(folder).weight_bytes == estimate_model(source).weight_bytes
+    runner = ModelRunner.load(folder, dtype="float32", num_pages=20)
+    assert runner.config.eos_token_ids == (7, 9)
+    sequence = runner.sequences.open(20)
+    found = runner.forward([ForwardRow(sequence, text, 20)])
+    torch.testing.assert_close(found, reference_logits(source, text), atol=TOLERANCE, rtol=0)
+    assert "only text is served" in caplog.text
+    assert "not used" not in caplog.text
 
 
 def change_config(folder: Path, **fields: Any) -> None:

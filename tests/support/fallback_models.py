@@ -42,6 +42,11 @@ FALLBACK_CONFIGS: dict[str, dict[str, Any]] = {
     "dots1": {**_EXPERTS, "head_dim": 8},
     "exaone4": {"sliding_window": 6, "sliding_window_pattern": 2},
     "falcon": {"head_dim": ...},
+    "gemma3n_text": {
+        "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 6,
+        "num_kv_shared_layers": 2, "vocab_size_per_layer_input": 272, "hidden_size_per_layer_input": 8,
+        "laurel_rank": 4, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.9, 0.0, 0.9, 0.0], "pad_token_id": 0,
+    },
     "gemma4": GEMMA4_EXPERTS,
     "gemma4_text": GEMMA4_EXPERTS,
     "glm4_moe_lite": _LATENT_EXPERTS,

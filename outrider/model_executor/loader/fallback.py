@@ -51,7 +51,7 @@ def check_files(folder: Path, sizes: FallbackSizes, *, least_share: float = 1.0)
         )
     for name, tensor in tensors.items():
         if tensor.dtype.startswith("F8") and name not in sizes.quantized:
-            why = "through transformers only linear layers can be that config.json says are, and no experts or heads"
+            why = "through transformers only linear layers can be that config.json says are, and no heads"
             raise ModelError(f"{folder}: tensor {name} is FP8, and {why}")
     for name, target in sizes.quantized.items():
         if name not in tensors:

@@ -54,6 +54,8 @@ from outrider.model_executor.models.json_files import one_line, read_object
 from outrider.model_executor.models.weights import KV_SCALES
 
 _log = logging.getLogger(__name__)
+_TEXT_PART_NAMES = {r"^language_model\.lm_head": "lm_head", r"^(model\.)?language_model\.(model\.)?": "model."}
+"""Names that tensors of a text part have in files of whole models, and those that they have in a decoder of text."""
 _NO_INTERFACE = "its attention does not go through transformers' attention interface"
 
 
@@ -200,11 +202,13 @@ class TransformersDecoder(Decoder):
 
     def _loaded(self, folder: Path, groups: Groups, scales: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401
         """The model with our attention, norms and linear layers."""
-        own = transformers_config(read_object(folder / "config.json"))
+        raw = read_object(folder / "config.json")
+        own = transformers_config(raw)
         with without_warnings():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder, config=own, dtype=self.dtype, attn_implementation=register(), local_files_only=True,
                 trust_remote_code=False, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
+                key_mapping=None if own.model_type == raw["model_type"] else _TEXT_PART_NAMES,
             )  # fmt: skip
         model, found = loaded
         _check_found(self.config.architecture, found, scales)

@@ -53,9 +53,7 @@ def transformers_config(raw: dict[str, Any]) -> PreTrainedConfig:
     except Exception as error:  # transformers raises whatever its validators raise
         said = one_line(error).partition(". Errors: ")[0]  # which repeats the first for each type of a field
         raise ModelError(f"config.json does not describe a {model_type}: {said}") from error
-    for name, spec in getattr(config, "sub_configs_defaults", {}).items():
-        if getattr(spec, "optional", False):  # parts for images and sound, without which there is text
-            setattr(config, name, None)
+    config = _without_other_parts(config)
     text = config.get_text_config(decoder=True)
     ropes = getattr(text, "rope_parameters", None) or {}
     kinds = {str(one["rope_type"]) for one in (ropes, *ropes.values()) if isinstance(one, dict) and "rope_type" in one}
@@ -72,9 +70,31 @@ def transformers_config(raw: dict[str, Any]) -> PreTrainedConfig:
     return config
 
 
+def _without_other_parts(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration without parts for images and sound, where that can be: with none of those that are optional,
+    else that of the text part, to whose decoder transformers gives the whole model's weights.
+    """
+    parts = getattr(config, "sub_configs_defaults", {})
+    optional = [name for name, spec in parts.items() if getattr(spec, "optional", False)]
+    for name in optional:
+        setattr(config, name, None)
+    text = config.get_text_config(decoder=True)
+    if optional or not is_known(text.model_type) or not has_other_parts(_architecture(config.model_type)):
+        return config
+    for name in ("tie_word_embeddings", "eos_token_id"):
+        if (value := getattr(config, name, None)) is not None:
+            setattr(text, name, value)
+    return text
+
+
+def _architecture(model_type: str) -> str:
+    """Class of the decoder of a ``model_type``."""
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
+
+
 def _check_architecture(named: object, model_type: str) -> None:
     """Raise ``ModelError`` if ``architectures`` names another class than the decoder of this ``model_type``."""
-    decoder = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    decoder = _architecture(model_type)
     if named and named not in (decoder, [decoder]):
         raise ModelError(f"transformers' decoder of model_type {model_type} is {decoder}, not {shown(named)}")
 
@@ -93,10 +113,10 @@ def fallback_config(path: Path, raw: dict[str, Any], dtype: torch.dtype, eos_tok
     if not isinstance(heads, int) or not isinstance(longest, int):
         raise ModelError(f"{path}: transformers' {config.model_type} does not say its heads and longest sequence")
     return ModelConfig(
-        architecture=MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[whole.model_type],
+        architecture=_architecture(raw["model_type"]),
         vocab_size=int(config.vocab_size),
         hidden_size=int(config.hidden_size),
-        intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
+        intermediate_size=int(_largest(config, "intermediate_size", layers) or 4 * config.hidden_size),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=int(kv_heads or heads),
@@ -121,8 +141,8 @@ def fallback_config(path: Path, raw: dict[str, Any], dtype: torch.dtype, eos_tok
 def _largest(config: PreTrainedConfig, name: str, num_layers: int) -> int | None:
     """Field of a configuration, of which some have one for each layer: the largest; None where it has none."""
     try:
-        found: int | None = getattr(config, name, None)
+        found: int | list[int] | None = getattr(config, name, None)
     except RuntimeError:  # of a field that differs between layers
         layers = (config.per_layer_config[layer] for layer in range(num_layers))
         return max(int(getattr(layer, name)) for layer in layers)
-    return found
+    return max(found) if isinstance(found, list) else found

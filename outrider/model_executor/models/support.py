@@ -116,6 +116,7 @@ FALLBACKS = (
     FallbackSupport("exaone_moe", "K-EXAONE, with experts"),
     FallbackSupport("flex_olmo", "FlexOlmo, with experts"),
     FallbackSupport("gemma", "Gemma 1"),
+    FallbackSupport("gemma3n_text", "Gemma 3n, text"),
     FallbackSupport("glm4_moe_lite", "GLM-4.7 Flash"),
     FallbackSupport("gpt2", "GPT-2"),
     FallbackSupport("gpt_bigcode", "StarCoder"),
