@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from outrider.cli.app import app
 from outrider.errors import ModelError
 from outrider.model_executor.loader.description import describe_model
+from outrider.model_executor.loader.estimate import estimate_model
 from outrider.model_executor.model_runner import ModelRunner
 from tests.support.fp8_models import FORMATS, compressed, quantize_folder
 from tests.support.tiny_models import cached_tiny_model
@@ -169,6 +171,35 @@ def test_an_adapter_is_no_model(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["check", str(tmp_path)])
     assert result.exit_code == 1
     assert "is an adapter of a/b, not a model: merge it into its base model" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("has_weights", [True, False])
+def test_an_adapter_beside_a_model_is_refused(has_weights: bool, tmp_path: Path) -> None:
+    """transformers would apply it."""
+    folder = tmp_path / "model"
+    shutil.copytree(cached_tiny_model(), folder)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "a/b"}')
+    if not has_weights:
+        (folder / "model.safetensors").unlink()
+    for load in (estimate_model, ModelRunner.load):
+        with pytest.raises(ModelError, match=r"adapter_config\.json is of an adapter of a/b, which is not served"):
+            load(folder)
+
+
+@pytest.mark.parametrize("model", ["llama", "smollm3"])
+@pytest.mark.parametrize("num_missing", [1, 2])
+def test_an_index_that_names_absent_files_is_refused(model: str, num_missing: int, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(cached_tiny_model(model), tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    parts = {f"model-0000{number}-of-00002.safetensors": list(tensors)[number - 1 :: 2] for number in (1, 2)}
+    for file, names in list(parts.items())[num_missing:]:
+        save_file({name: tensors[name] for name in names}, folder / file)
+    (folder / "model.safetensors").unlink()
+    weight_map = {name: file for file, names in parts.items() for name in names}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    for load in (estimate_model, ModelRunner.load):
+        with pytest.raises(ModelError, match=r"model-0000\d-of-00002\.safetensors is missing, and model\S* names it"):
+            load(folder)
 
 
 def test_recurrent_layers_take_memory_for_each_sequence(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from outrider.model_executor.layers.linear_method import Features
 from outrider.model_executor.layers.linear_methods import linear_method_of
 from outrider.model_executor.layers.quantization import Activations, Quantization, Scales
 from outrider.model_executor.loader.description import describe_model
+from outrider.model_executor.loader.estimate import estimate_model
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models import ModelConfig, read_model_config
 from outrider.model_executor.models.weights import weight_bytes
@@ -208,8 +210,11 @@ def test_ranks_hold_parts_of_blocks(tmp_path: Path) -> None:
     [
         ({"quant_method": "awq", "bits": 4}, "quant_method 'awq', which is not supported; supported are FP8"),
         ({"quant_method": "gptq"}, "--quantization fp8"),
-        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt should be 'e4m3', not 'e5m2'; supported are FP8"),
-        ({"quant_method": "fp8", "scale_fmt": "ue8m0"}, "scale_fmt"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt should be 'e4m3' or 'float8_e4m3fn', not 'e5m2'; supported are"),
+        (
+            {"quant_method": "fp8", "scale_fmt": "ue8m0"},
+            "scale_fmt is 'ue8m0', with which activations have powers of two as scales (DeepSeek V3.1 and later)",
+        ),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size"),
         (compressed("channel", None, ["re:("]), "is no regular expression"),
         ({**compressed("channel", None, []), "format": "pack-quantized"}, "format should be 'float-quantized'"),
@@ -229,6 +234,36 @@ def test_other_formats_are_refused_with_what_is_supported(config: dict[str, Any]
     with pytest.raises(ModelError) as caught:
         ModelRunner.load(folder, num_pages=8)
     assert said in str(caught.value)
+
+
+FOUR_BITS = {**compressed("group", None, []), "format": "pack-quantized"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config.json", {"compression_config": FOUR_BITS}, "format should be 'float-quantized'"),
+        ("config.json", {"text_config": {"quantization_config": {"quant_method": "awq"}}}, "quant_method 'awq'"),
+        ("quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": False}, "quant_method 'gptq'"),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 128, "version": "GEMM"}, "quant_method 'awq'"),
+    ],
+)
+def test_formats_are_found_where_older_quantizers_wrote_them(
+    name: str, content: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(build("llama"), tmp_path / "model"))
+    fields = json.loads((folder / name).read_text()) if name == "config.json" else {}
+    (folder / name).write_text(json.dumps({**fields, **content}))
+    with pytest.raises(ModelError, match=rf"{name}: quantization_config.*{said}.*no other 4 bits"):
+        estimate_model(folder, reads_headers=False)
+
+
+def test_the_name_of_the_type_may_be_torchs(tmp_path: Path) -> None:
+    form = FORMATS["wide blocks"]
+    named = replace(form, config={**form.config, "fmt": "float8_e4m3fn", "scale_fmt": "float"})
+    ids = random_ids(9, seed=3)
+    found = [logits_of(quantize_folder(build("llama"), tmp_path / str(i), f), ids) for i, f in enumerate((form, named))]
+    assert torch.equal(*found)
 
 
 def test_a_checkpoint_without_its_scales_is_refused(tmp_path: Path) -> None:

@@ -214,8 +214,9 @@ def _find_files(folder: Path) -> list[Path]:
 
 
 def has_weights(folder: Path) -> bool:
-    """True if the folder has files of weights, of any kind."""
-    return any(next(folder.glob(f"*{kind}"), None) is not None for kind in (".safetensors", *_OTHER_KINDS))
+    """True if the folder has files of weights, of any kind, or an index that names some."""
+    names = (INDEX_NAME, *(f"*{kind}" for kind in (".safetensors", *_OTHER_KINDS)))
+    return any(next(folder.glob(name), None) is not None for name in names)
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:

@@ -149,13 +149,20 @@ def _named_architecture(raw: dict[str, Any]) -> object:
 
 
 def _check_is_model(folder: Path) -> None:
-    """Raise ``ModelError`` for the folder of an adapter (LoRA), which has no model of its own, or of a GGUF file."""
-    if is_there(folder / "config.json"):
-        return
-    adapter = folder / "adapter_config.json"
+    """Raise ``ModelError`` for the folder of an adapter (LoRA), which has no model of its own or one that it should
+    change, or of a GGUF file.
+    """
+    has_model, adapter = is_there(folder / "config.json"), folder / "adapter_config.json"
     if is_there(adapter):
         base = shown(read_object(adapter).get("base_model_name_or_path")).strip("'")
+        if has_model:
+            raise ModelError(
+                f"{adapter} is of an adapter of {base}, which is not served: merge it, or take it out of the folder if"
+                " the weights have it already"
+            )
         raise ModelError(f"{folder} is an adapter of {base}, not a model: merge it into its base model and serve that")
+    if has_model:
+        return
     if (file := min(folder.glob("*.gguf"), default=None)) is not None:
         raise ModelError(f"{file} is a GGUF file, which is not read: give a folder with config.json and *.safetensors")
 

@@ -21,10 +21,12 @@ from outrider.model_executor.models.json_files import is_there, read_object, sho
 
 SUPPORTED = (
     "supported are FP8 (E4M3) weights as quant_method fp8 has them (by tensor or weight_block_size), compressed-tensors"
-    " float-quantized, ModelOpt's FP8, and mxfp4 of gpt-oss; weights of 16 or 32 bits become FP8 with --quantization"
-    " fp8"
+    " float-quantized, ModelOpt's FP8, and mxfp4 of gpt-oss, no other 4 bits; weights of 16 or 32 bits become FP8 with"
+    " --quantization fp8"
 )
 MODELOPT_FILE = "hf_quant_config.json"
+_OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Files of quantizers that left config.json as it was, and their methods."""
 _MAX_GROUPS_SHOWN = 5
 _STRICT = ConfigDict(strict=True, extra="ignore")
 _Names = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=100_000)]
@@ -37,8 +39,8 @@ class _Fp8(BaseModel):
     model_config = _STRICT
 
     activation_scheme: Literal["dynamic", "static"] = "dynamic"
-    fmt: Literal["e4m3"] = "e4m3"
-    scale_fmt: Literal["float"] | None = None
+    fmt: Literal["e4m3", "float8_e4m3fn"] = "e4m3"
+    scale_fmt: str | None = None
     weight_block_size: _Block | None = None
     modules_to_not_convert: _Names | None = None
     ignored_layers: _Names | None = None
@@ -106,10 +108,7 @@ _MXFP4: TypeAdapter[_Mxfp4] = TypeAdapter(_Mxfp4)
 
 def read_quantization(folder: Path, raw: dict[str, Any]) -> Quantization | None:
     """The format of a model folder's weights by its config.json, ``raw``; None: they are not quantized."""
-    path, settings = folder / "config.json", raw.get("quantization_config")
-    if settings is None and is_there(folder / MODELOPT_FILE):
-        path = folder / MODELOPT_FILE
-        settings = {"quant_method": "modelopt", **_section(read_object(path).get("quantization"))}
+    path, settings = _settings(folder, raw)
     if not settings:
         return None
     method = settings.get("quant_method") if isinstance(settings, dict) else None
@@ -123,6 +122,20 @@ def read_quantization(folder: Path, raw: dict[str, Any]) -> Quantization | None:
     except ModelError as error:
         raise ModelError(f"{error}; {SUPPORTED}") from error
     return found
+
+
+def _settings(folder: Path, raw: dict[str, Any]) -> tuple[Path, Any]:
+    """Fields that describe a format, and the file that has them."""
+    places = (raw.get("quantization_config"), raw.get("compression_config"))  # the latter of older llm-compressor
+    found = next(filter(None, (*places, _section(raw.get("text_config")).get("quantization_config"))), None)
+    if found is not None or raw.get("quantization_config") is not None:
+        return folder / "config.json", found
+    if is_there(path := folder / MODELOPT_FILE):
+        return path, {"quant_method": "modelopt", **_section(read_object(path).get("quantization"))}
+    for name, method in _OLD_FILES.items():
+        if is_there(path := folder / name):
+            return path, {**read_object(path), "quant_method": method}
+    return folder / "config.json", None
 
 
 def _has_fp8_cache(settings: dict[str, Any]) -> bool:
@@ -141,6 +154,11 @@ def _section(content: object) -> dict[str, Any]:
 def _read_fp8(path: Path, settings: dict[str, Any]) -> Quantization:
     read = validated(path, _FP8, settings, ": quantization_config")
     ignored = (r"lm_head$", *_plain(read.modules_to_not_convert), *_plain(read.ignored_layers))
+    if read.scale_fmt not in (None, "float"):
+        raise ModelError(
+            f"{path}: quantization_config: scale_fmt is {shown(read.scale_fmt)}, with which activations have powers of"
+            " two as scales (DeepSeek V3.1 and later), which are not supported; only float is"
+        )
     is_static = read.activation_scheme == "static"
     if read.weight_block_size is None:
         activations = Activations.STATIC if is_static else Activations.TOKEN
