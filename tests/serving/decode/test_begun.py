@@ -21,7 +21,7 @@ from outrider.proposal_channel.verdicts import Verdicts
 from outrider.serving.decode import begun
 from outrider.serving.decode.begun import ShortenedForward, asks_for_same
 from outrider.serving.engine_core import EngineCore
-from outrider.serving.executor import ExecutorOutput
+from outrider.serving.executor import ExecutorOutput, References
 from outrider.types import AcceptanceMethod, SamplingParams
 from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core
@@ -76,9 +76,9 @@ class Slow(Following):
         )
 
 
-def stand_in_core(kind: type[Following] = Following) -> Core:
+def stand_in_core(kind: type[Following] = Following, references: References | None = None) -> Core:
     executor = kind(functools.partial(propose, acceptance=0.7), busy_s=0.0, note=lambda _what, _items: None)
-    return EngineCore(new_session_registry(), executor)
+    return EngineCore(new_session_registry(), executor, references=references)
 
 
 def slow_core() -> Core:
@@ -322,6 +322,34 @@ def test_a_step_is_adopted_while_it_runs(new_core: Callable[[], Core]) -> None:
     assert sessions.driver.num_steps == before + 1, "the step that answers is the one that was begun"
 
 
+class ReadBatches:
+    """References that note which arrays were read for good."""
+
+    def __init__(self) -> None:
+        self.read: list[Any] = []
+
+    def fetch_all(self, commands: Any) -> Any:
+        return commands
+
+    def fetch_batch(self, batched: Any, *, are_kept: bool = False) -> Any:
+        if not are_kept:
+            self.read.append(batched)
+        return batched
+
+    def fetch(self, item: Any) -> Any:
+        return item
+
+
+def test_a_command_that_adopts_a_step_gives_places_of_states_back() -> None:
+    references = ReadBatches()
+    sessions = with_a_step_that_runs(functools.partial(stand_in_core, Slow, references))
+    references.read.clear()
+    sessions.ask(sessions.texts)
+    assert sessions.used == (NUM_SESSIONS, 0)
+    (read,) = references.read
+    assert read.generations.tolist() == [text.generation for text in sessions.texts]
+
+
 @RUNNING
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_a_step_that_runs_is_adopted_whatever_number_of_tokens_is_asked_for(
@@ -427,6 +455,19 @@ def test_a_session_that_ends_begins_nothing(new_core: Callable[[], Core]) -> Non
     sessions.driver.run(*[Release(text.number, text.generation + 2) for text in sessions.texts])
     assert sessions.used == (0, 0)
     assert sessions.driver.core.num_pages_free in (0, NUM_PAGES)
+
+
+@CORES
+@pytest.mark.parametrize(("newer", "longer"), [(-1, 0), (0, -1), (0, 1)])
+def test_a_verdict_on_another_item_or_text_begins_nothing(
+    new_core: Callable[[], Core], newer: int, longer: int
+) -> None:
+    sessions = Sessions(new_core(), 1, sampling=GREEDY)
+    sessions.ask(sessions.texts)
+    rows = [sessions.judge(text) for text in sessions.texts]
+    sessions.begin(*[(row[0], row[1] + newer, row[2] + longer, *row[3:]) for row in rows])
+    sessions.end()
+    assert sessions.used == (0, 0)
 
 
 def test_a_text_as_long_as_it_may_get_begins_nothing() -> None:
@@ -547,3 +588,5 @@ def test_a_step_that_runs_is_adopted_by_newer_commands_for_its_texts(changes: di
     batched = two_commands(**changes)
     batched = replace(batched, generations=np.maximum(batched.generations, [6, 0]).astype("<u8"))
     assert begun.continue_same(batched, begun_batch) is is_same
+    items, own = list(batched.items()), list(begun_batch.items())
+    assert begun.continues_text(items[1], own[1]) is (is_same or not items[1].draft_length)

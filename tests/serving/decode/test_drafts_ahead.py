@@ -169,6 +169,20 @@ def test_a_verdict_that_comes_before_the_loop_of_the_one_before_goes_on_from_its
         assert len(text.drafts) == K, "the session is not lost"
 
 
+def test_a_guess_after_another_text_of_its_length_is_no_hit() -> None:
+    """The last draft token is wrong, and the plain step after it brings just the token that was guessed after it."""
+    chains = Chains(GREEDY)
+    chains.start(chains.texts)
+    guesses = [text.pushed[1][0] for text in chains.texts]
+    wrong = [(text, K - 1, (text.drafts[-1] + 1) % VOCABULARY) for text in chains.texts]
+    for text in chains.texts:
+        text.pushed = (-1, [])
+    chains.judge(wrong, begins=False)
+    chains.judge([(text, 0, guess) for text, guess in zip(chains.texts, guesses, strict=True)])
+    for text in chains.texts:
+        chains.check(text)
+
+
 def test_a_chain_without_pages_ends() -> None:
     """Later verdicts are on a text that the draft does not hold."""
     chains = Chains(GREEDY, num_pages := 20)
@@ -214,6 +228,26 @@ def test_a_verdict_on_another_text_ends_a_chain() -> None:
     assert text.pushed == before
     for each in others:
         chains.check(each)
+
+
+@pytest.mark.parametrize(("newer", "longer"), [(-1, 0), (1, 0), (0, -1), (0, 1)])
+def test_proposals_of_another_item_or_length_start_no_chain(newer: int, longer: int) -> None:
+    """The session was asked for something else since they were sent."""
+    chains = Chains(GREEDY)
+    rows = [
+        (t.number, t.generation + 1 + newer, len(t.tokens) + longer, K, t.drafts[-1], UNKNOWN) for t in chains.texts
+    ]
+    chains.driver.core.begin(0, ChainStart(verdicts_of(rows), CHANNEL))
+    assert not chains.driver.core.has_work
+
+
+def test_chains_end_with_their_link() -> None:
+    chains = Chains(GREEDY)
+    chains.start(chains.texts)
+    chains.driver.core.drop_link(0)
+    assert chains.driver.core.num_pages_free == NUM_PAGES
+    chains.judge([(text, 1, 3) for text in chains.texts], begins=False)
+    assert not chains.driver.core.has_work
 
 
 def test_what_is_asked_for_does_not_wait_for_chains() -> None:

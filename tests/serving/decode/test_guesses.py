@@ -63,15 +63,17 @@ class Drafting:
         self.proposals = sorted(self.driver.run(), key=lambda event: event.session)
         return self.proposals
 
-    def go_on(self) -> None:
-        """The proposals were sent to a target."""
+    def go_on(self, *, newer: int = 0, longer: int = 0, begins: bool = True) -> None:
+        """The proposals were sent to a target; ``newer`` and ``longer``: those of other items, or of other texts."""
+        generation, lengths = self.generation + 1 + newer, [len(text) + longer for text in self.texts]
         rows = [
-            (number, self.generation + 1, len(self.texts[number]), len(each.token_ids), each.token_ids[-1], UNKNOWN)
+            (number, generation, lengths[number], len(each.token_ids), each.token_ids[-1], UNKNOWN)
             for number, each in enumerate(self.proposals)
         ]
         batched = [np.array(each, dtype=U8 if place < 2 else U4) for place, each in enumerate(zip(*rows, strict=True))]
         self.driver.core.begin(0, ChainStart(Verdicts(*batched), CHANNEL))
-        assert self.driver.run() == [], "what nobody asked for is told to nobody"
+        if begins:
+            assert self.driver.run() == [], "what nobody asked for is told to nobody"
 
     def counts(self) -> tuple[int, int]:
         stats = self.driver.core.stats
@@ -169,6 +171,14 @@ def test_a_link_that_has_sent_no_arrays_may_claim_with_its_first() -> None:
     assert drafting.driver.core.num_pages_free == NUM_PAGES
 
 
+@pytest.mark.parametrize(("newer", "longer"), [(-1, 0), (1, 0), (0, -1), (0, 1)])
+def test_proposals_of_another_item_or_text_are_not_gone_on_from(newer: int, longer: int) -> None:
+    drafting = Drafting(1)
+    drafting.go_on(newer=newer, longer=longer)
+    drafting.driver.run(Release(0, drafting.generation + 2))
+    assert drafting.counts() == (0, 0)
+
+
 def test_what_is_asked_for_comes_before_a_guess() -> None:
     drafting = Drafting(1)
     drafting.go_on()
@@ -179,6 +189,30 @@ def test_what_is_asked_for_comes_before_a_guess() -> None:
     check_same(drafting.ask([PROMPT]), drafting.texts)
     drafting.driver.run(Release(0, drafting.generation + 2))
     assert drafting.driver.core.num_pages_free == NUM_PAGES
+
+
+def test_arrays_that_come_before_a_guess_has_begun_leave_none() -> None:
+    drafting = Drafting(2)
+    drafting.go_on(begins=False)
+    for text, event in zip(drafting.texts, drafting.proposals, strict=True):
+        text += [event.token_ids[0], 7]
+    check_same(drafting.ask([PROMPT + 1] * 2), drafting.texts)
+    drafting.driver.run(*[Release(number, drafting.generation + 2) for number in range(2)])
+    assert drafting.counts() == (0, 0)
+    assert drafting.driver.core.num_pages_free == NUM_PAGES
+
+
+@pytest.mark.parametrize("ends", ["a session", "the link"])
+def test_nothing_is_begun_for_sessions_that_have_ended(ends: str) -> None:
+    drafting = Drafting(1)
+    drafting.go_on(begins=False)
+    core = drafting.driver.core
+    if ends == "the link":
+        core.drop_link(0)
+    else:
+        core.handle(0, (Release(0, drafting.generation + 2),))
+    assert not core.decode.is_chain_due
+    assert drafting.driver.run() == [] and core.num_pages_free == NUM_PAGES
 
 
 @pytest.mark.parametrize("num_sent", [1, 3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,15 @@ from outrider.ports import Release, Scores, SessionLost
 from outrider.prefix_hash import prefix_hash
 from outrider.proposal_channel.pushes import Pushes, text_hash
 from outrider.serving.decode import steps_ahead
+from outrider.serving.decode.steps_ahead import StepsAhead
 from outrider.serving.engine_core import EngineCore
-from outrider.types import AcceptanceMethod, SamplingParams
+from outrider.serving.session import Session
+from outrider.serving.stats import ServiceStats
+from outrider.types import AcceptanceMethod, Grammar, GrammarKind, SamplingParams
 from outrider_target.service import build_core
+from tests.proposal_channel.test_verdicts import scores
 from tests.serving.decode.test_traced import Records, parent
+from tests.serving.lookahead.device import CountingExecutor, Runner
 from tests.support.core_driver import Driver, open_session, score_item
 from tests.support.tiny_models import cached_tiny_model
 
@@ -367,3 +373,87 @@ def test_no_more_draft_tokens_are_scored_than_may_be_asked_for(monkeypatch: pyte
     sessions.claim([text])
     (scores,) = sessions.until_idle()
     assert len(scores.draft_token_ids) == 8
+
+
+def test_no_more_draft_tokens_are_scored_than_the_text_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 10**15)
+    sessions = Sessions(1, GREEDY)
+    text = sessions.texts[0]
+    sessions.begin_chains([text])
+    while len(text.tokens) < LENGTH - 3:
+        sessions.score_directly([text], [[1]])
+    assert text.goes_on
+    room = LENGTH - len(text.tokens)
+    sessions.push([(text.number, len(text.tokens) - 1, [text.tokens[-1], *[1] * 9])])
+    sessions.claim([text])
+    (answer,) = sessions.until_idle()
+    assert len(answer.draft_token_ids) == room
+
+
+@pytest.mark.parametrize(
+    ("opened", "goes_on"),
+    [
+        ({}, True),
+        ({"max_length": 24}, True),
+        ({"max_length": 23}, False),
+        ({"eos_token_ids": (7,)}, False),
+        ({"eos_token_ids": (5,)}, False),
+        ({"eos_token_ids": (6, 8)}, True),
+        ({"in_turn": True}, False),
+        ({"sampling": replace(GREEDY, grammar=Grammar(GrammarKind.REGEX, "a+"))}, False),
+    ],
+)
+def test_only_sessions_whose_next_step_is_known_go_on(opened: dict[str, Any], *, goes_on: bool) -> None:
+    """Text of 20 tokens, after which 5 is accepted, and 7 follows in place of 6."""
+    own = open_session(**{"prompt_length": PROMPT, "max_length": LENGTH, "num_token_ids": VOCABULARY, **opened})
+    session = Session(0, own, SimpleNamespace(), LENGTH, 1)
+    table, ignored = SimpleNamespace(get=lambda *_: session), SimpleNamespace()
+    executor: Any = CountingExecutor(Runner(1))  # type: ignore[arg-type]
+    parts: list[Any] = [table, executor, ignored, ignored]
+    steps = StepsAhead(*parts, stats=ServiceStats(), clock=lambda: 0)
+    answers = steps.go_on(0, scores([[5, 7, 8]], [[5, 6]]), CHANNEL)
+    assert answers.goes_on is not None and answers.goes_on.tolist() == [goes_on]
+    assert steps.is_due is goes_on
+
+
+def test_two_claims_of_a_step_that_has_ended_are_answered_by_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 0)
+    sessions, known = Sessions(1, GREEDY), expected_texts(GREEDY, LENGTH - 4)[0]
+    text = sessions.texts[0]
+    sessions.begin_chains([text])
+    assert not sessions.until_idle()
+    items = [
+        score_item(text.number, generation, text.tokens, num_kept_tokens=len(text.tokens) - 1)
+        for generation in (text.generation + 1, text.generation + 2)
+    ]
+    sessions.driver.core.handle(0, tuple(items))
+    text.generation += 2
+    sessions.take([event for event in sessions.until_idle() if event.generation == text.generation])
+    assert text.tokens == known[: len(text.tokens)] and not text.goes_on
+    assert sessions.used[0] == 1
+
+
+def test_an_overtaken_command_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 0)
+    sessions = Sessions(1, GREEDY)
+    text = sessions.texts[0]
+    sessions.begin_chains([text])
+    late = score_item(text.number, text.generation - 1, text.tokens, num_kept_tokens=len(text.tokens) - 1)
+    sessions.driver.core.handle(0, (late,))
+    assert not sessions.until_idle(), "it is answered by nobody"
+    sessions.claim([text])
+    sessions.take(sessions.until_idle())
+    assert text.tokens == expected_texts(GREEDY, LENGTH - 4)[0][: len(text.tokens)]
+
+
+@pytest.mark.parametrize("patience_ns", [0, 10**15], ids=["computed", "due"])
+def test_a_link_that_ends_takes_with_it_what_was_begun(patience_ns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", patience_ns)
+    sessions = Sessions(1, GREEDY)
+    sessions.begin_chains(sessions.texts)
+    assert not sessions.until_idle()
+    core = sessions.driver.core
+    assert core.decode.ahead.has_any
+    core.drop_link(0)
+    assert not core.has_work and not core.decode.ahead.has_any
+    assert core.num_pages_free == NUM_PAGES
