@@ -11,11 +11,13 @@ import contextlib
 import json
 import logging
 import re
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
@@ -35,6 +37,19 @@ _IGNORED = ("consolidated*", "original/*")
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
+_REFUSED = 3
+_READ_CONFIGURATION = f"""
+import sys
+from pathlib import Path
+from outrider.errors import OutriderError
+from outrider.model_executor.models import read_model_config
+try:
+    read_model_config(Path(sys.argv[1]), sys.argv[2])
+except OutriderError as error:
+    print(error)
+    sys.exit({_REFUSED})
+"""
+
 ModelT = TypeVar("ModelT", TargetSettings, DraftSettings)
 
 
@@ -43,11 +58,12 @@ def is_hub_id(name: str) -> bool:
     return _HUB_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
-def with_local_model(settings: ModelT) -> ModelT:
+def with_local_model(settings: ModelT, *, reads_configuration: bool = False) -> ModelT:
     """Return the settings with a local folder instead of an id of the Hub, keeping the name, and the method that a
     draft's folder names; other settings are unchanged.
 
-    Downloads missing files, with a progress bar on a terminal. ``ModelError`` if the files are not available.
+    Downloads missing files, with a progress bar on a terminal. ``ModelError`` if the files are not available, or with
+    ``reads_configuration`` before weights are downloaded that a target could not be loaded with.
     """
     name = settings.model
     if name is None or (isinstance(settings, DraftSettings) and not settings.method.has_model):
@@ -56,7 +72,7 @@ def with_local_model(settings: ModelT) -> ModelT:
         if settings.revision is not None:
             raise ConfigError(f"{settings.name}.revision", f"is set, and {name} is no id of the Hugging Face Hub")
         return _with_method(settings, name)
-    folder = _of_model(settings, name).fetch()
+    folder = _of_model(settings, name, reads_configuration=reads_configuration).fetch()
     found = {"model": str(folder), "revision": None, "served_model_name": settings.served_model_name or name}
     return _with_method(settings.model_copy(update=found), name)
 
@@ -95,6 +111,8 @@ class _Repository:
     """Files that a folder in the cache must have to be used without asking the Hub."""
     lack: Callable[[Path], str]
     """Files that a folder lacks, in words; empty for a complete one."""
+    check: Callable[[Path], None] | None = None
+    """Called with a folder without weights before these are downloaded."""
 
     def fetch(self) -> Path:
         """Return the complete folder in the cache."""
@@ -106,21 +124,26 @@ class _Repository:
         if (folder := self._cached()) is not None:
             return folder
         _log.info("downloading %s from the Hugging Face Hub", self.repo_id)
-        try:
-            with _bars_on_terminals_only():
-                folder = Path(
-                    huggingface_hub.snapshot_download(
-                        self.repo_id,
-                        revision=self.revision,
-                        allow_patterns=list(self.patterns),
-                        ignore_patterns=list(_IGNORED),
-                    )
-                )
-        except Exception as error:  # of the network, the Hub, the disk: each has its own
-            raise self._error(self._explain(error)) from error
+        if self.check is not None:
+            self.check(self._download(huggingface_hub, _FILES))
+        folder = self._download(huggingface_hub, self.patterns)
         if lack := self.lack(folder):
             raise self._error(f"{self.repo_id} on the Hub {lack}")
         return folder
+
+    def _download(self, huggingface_hub: ModuleType, patterns: Sequence[str]) -> Path:
+        """The folder with the files of some patterns."""
+        try:
+            with _bars_on_terminals_only():
+                found = huggingface_hub.snapshot_download(
+                    self.repo_id,
+                    revision=self.revision,
+                    allow_patterns=list(patterns),
+                    ignore_patterns=list(_IGNORED),
+                )
+        except Exception as error:  # of the network, the Hub, the disk: each has its own
+            raise self._error(self._explain(error)) from error
+        return Path(found)
 
     @property
     def kind(self) -> str:
@@ -162,8 +185,9 @@ class _Repository:
         )
 
 
-def _of_model(settings: TargetSettings | DraftSettings, repo_id: str) -> _Repository:
+def _of_model(settings: TargetSettings | DraftSettings, repo_id: str, *, reads_configuration: bool) -> _Repository:
     needs_weights = settings.load_format == "safetensors"
+    is_read = reads_configuration and needs_weights
     return _Repository(
         repo_id,
         settings.revision,
@@ -172,7 +196,18 @@ def _of_model(settings: TargetSettings | DraftSettings, repo_id: str) -> _Reposi
         patterns=(*_FILES, _WEIGHTS) if needs_weights else _FILES,
         expected=("config.json",),
         lack=partial(_lack_of_model, needs_weights=needs_weights),
+        check=partial(_require_readable, model_impl=settings.model_impl) if is_read else None,
     )
+
+
+def _require_readable(folder: Path, *, model_impl: str) -> None:
+    """Raise ``ModelError`` for a configuration that the engine refuses. It reads it in a process of its own, since this
+    one may not need torch; loading says what keeps it from being read.
+    """
+    words = [sys.executable, "-c", _READ_CONFIGURATION, str(folder), model_impl]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    if ended.returncode == _REFUSED:
+        raise ModelError(f"target model: {ended.stdout.strip()}")
 
 
 def _of_tokenizer(repo_id: str, revision: str | None) -> _Repository:
@@ -190,12 +225,19 @@ def _of_tokenizer(repo_id: str, revision: str | None) -> _Repository:
 
 def _lack_of_model(folder: Path, *, needs_weights: bool) -> str:
     if not (folder / "config.json").is_file():
-        return "has no config.json"
+        return lack_of_config(folder)
     index = folder / _INDEX
     if not needs_weights or (not index.is_file() and any(folder.glob(_WEIGHTS))):
         return ""
     has_shards = index.is_file() and all((folder / shard).is_file() for shard in _shards(index))
     return "" if has_shards else "lacks *.safetensors"
+
+
+def lack_of_config(folder: Path) -> str:
+    """Words for a folder without config.json."""
+    if (folder / "adapter_config.json").is_file():
+        return "is an adapter (LoRA), not a model: merge it into its base model and serve that"
+    return "has no config.json"
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -238,4 +280,4 @@ def require_model_folder(folder: Path | str) -> None:
     if not path.is_dir():
         raise ModelError(f"{path} is not a folder: give a folder with config.json and *.safetensors")
     if not (path / "config.json").is_file():
-        raise ModelError(f"{path / 'config.json'} is missing: a model folder has config.json and *.safetensors")
+        raise ModelError(f"{path} {lack_of_config(path)}")

@@ -68,7 +68,7 @@ def load_model(settings: TargetSettings, progress: LoadProgress, on_failure: OnF
 
 def _with_files(settings: TargetSettings) -> TargetSettings:
     """The settings with what files say: of the model, which is downloaded where need be, and of a draft's head."""
-    return with_layers_of_folder(with_local_model(settings))
+    return with_layers_of_folder(with_local_model(settings, reads_configuration=True))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ FILES = {
     "pytorch_model.bin": b"the same in another format",
     "original/consolidated.00.pth": b"the same once more",
 }
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 TOKENIZER = """
 import sys
 from outrider.config import CoordinatorSettings, load
@@ -124,6 +125,43 @@ def test_only_what_is_read_is_fetched(tmp_path: Path) -> None:
     with running(FakeHub(FILES)) as hub:
         folder = ask(tmp_path, hub.url, "--model", "owner/model", "--load-format", "dummy").split()[0]
     assert not list(Path(folder).glob("*.safetensors"))
+
+
+AWQ = json.dumps({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("words", "files", "said"),
+    [
+        (("outrider.cli", "serve"), {"config.json": AWQ}, "quant_method 'awq', which is not supported"),
+        (
+            ("outrider_target", "--port", "1"),
+            {"config.json": json.dumps(LLAMA).encode(), "adapter_config.json": b"{}"},
+            "adapter_config.json is of an adapter of None, which is not served",
+        ),
+    ],
+)
+def test_what_the_configuration_refuses_is_not_downloaded(
+    words: tuple[str, ...], files: dict[str, bytes], said: str, tmp_path: Path
+) -> None:
+    with running(FakeHub({**FILES, **files})) as hub:
+        ended = run(tmp_path, hub.url, "-m", *words, "--model", "owner/model", "--device", "cpu")
+    assert ended.returncode == 1
+    assert said in " ".join((ended.stdout + ended.stderr).split())
+    assert not [request for request in hub.requests if request.endswith(".safetensors")]
+
+
+def test_what_the_configuration_does_not_refuse_is_downloaded(tmp_path: Path) -> None:
+    words = ("--model", "owner/model")
+    with running(FakeHub({**FILES, "config.json": json.dumps(LLAMA).encode()})) as hub:
+        folder = ask(tmp_path, hub.url, *words, question=QUESTION.replace("{}))", "{}), reads_configuration=True)"))
+    assert Path(folder.split()[0], "model-1.safetensors").is_file()
+
+
+def test_an_adapter_on_the_hub_is_no_model(tmp_path: Path) -> None:
+    with running(FakeHub({"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"})) as hub:
+        told = ask(tmp_path, hub.url, "--model", "owner/model")
+    assert told.startswith("ModelError: target model: owner/model on the Hub is an adapter (LoRA), not a model: merge")
 
 
 def test_revisions_and_tokens(tmp_path: Path) -> None:

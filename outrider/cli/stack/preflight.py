@@ -19,6 +19,7 @@ from outrider.config.typed_names import Place
 from outrider.errors import ConfigError, ModelError
 from outrider.limits import TOKENIZER_BYTES
 from outrider.limits.bounded_files import read_of_folder
+from outrider.process.model_files import lack_of_config
 from outrider.vocabularies import check_same_ids, names_of, tokens_by_id
 
 Listening = CoordinatorSettings | TargetSettings | DraftSettings | GatewaySettings
@@ -161,7 +162,7 @@ def read_config(folder: Path, role: str) -> dict[str, Any]:
     try:
         config = json.loads(read_of_folder(folder, path.name).decode("utf-8-sig"))
     except FileNotFoundError:
-        raise ModelError(f"{role} model: {folder} has no config.json") from None
+        raise ModelError(f"{role} model: {folder} {lack_of_config(folder)}") from None
     except RecursionError as error:
         raise ModelError(f"{role} model: {path} cannot be read: it is nested too deeply") from error
     except OSError as error:

@@ -87,7 +87,7 @@ def _with_local_models(settings: Settings) -> Settings:
     return replace(
         settings,
         coordinator=with_local_tokenizer(settings.coordinator),
-        target=with_local_model(settings.target),
+        target=with_local_model(settings.target, reads_configuration=True),
         draft=with_local_model(settings.draft),
     )
 
