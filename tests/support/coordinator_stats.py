@@ -25,8 +25,6 @@ class CoordinatorStats:
     """Speculation of requests that have ended."""
     target_pages_free: int
     draft_pages_free: int
-    num_target_messages: int
-    num_draft_messages: int
     num_targets: int
     num_drafts: int
 
@@ -49,8 +47,6 @@ def stats_of(coordinator: Coordinator) -> CoordinatorStats:
         spec_stats=endings.spec_stats,
         target_pages_free=target.num_pages_free,
         draft_pages_free=draft.num_pages_free if draft else 0,
-        num_target_messages=target.num_messages_sent,
-        num_draft_messages=draft.num_messages_sent if draft else 0,
         num_targets=len(target.attached),
         num_drafts=len(draft.attached) if draft else 0,
     )

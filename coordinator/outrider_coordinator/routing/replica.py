@@ -95,7 +95,6 @@ class Replica(Generic[CommandT, EventT]):
         """Sessions that live there."""
         self.description: ModelDescription | None = None
         """Description of the service that is attached, or was last."""
-        self.num_messages_sent = 0
         self.num_hangs = 0
         """Number of times that the service was given up because it made no progress, or did not answer."""
         self._num_unanswered = 0
@@ -206,7 +205,6 @@ class Replica(Generic[CommandT, EventT]):
             return
         # A broken link is noticed by its reader, which tells the sessions.
         try:
-            self.num_messages_sent += 1
             self._link.send(commands)
         except UnavailableError:
             pass

@@ -67,7 +67,7 @@ class Replicas(Generic[CommandT, EventT]):
     ) -> None:
         self._source, self._side, self._events, self._dispatch = source, side, events, dispatch
         self._replicas: dict[str, Replica[CommandT, EventT]] = {}
-        self._num_messages_of_gone = self._num_hangs_of_gone = 0
+        self._num_hangs_of_gone = 0
         self._looked = asyncio.Event()
         self._look_now = asyncio.Event()
         self._trouble = ""
@@ -104,11 +104,6 @@ class Replicas(Generic[CommandT, EventT]):
         """Share of the KV pages of all that are attached which sessions hold, as last reported; 0 without any page."""
         num_pages = sum(found.num_pages for replica in self.attached if (found := replica.description) is not None)
         return 1 - self.num_pages_free / num_pages if num_pages else 0.0
-
-    @property
-    def num_messages_sent(self) -> int:
-        """Messages sent to all replicas, past ones included."""
-        return self._num_messages_of_gone + sum(replica.num_messages_sent for replica in self._replicas.values())
 
     @property
     def num_hangs(self) -> int:
@@ -219,7 +214,6 @@ class Replicas(Generic[CommandT, EventT]):
         if self._replicas.get(replica.name) is not replica:
             return  # gone already
         del self._replicas[replica.name]
-        self._num_messages_of_gone += replica.num_messages_sent
         self._num_hangs_of_gone += replica.num_hangs
         _log.info("the %s at %s is detached", self._side, replica.name)
         closing = asyncio.create_task(replica.close())
