@@ -61,7 +61,7 @@ class SessionDriver:
     ) -> None:
         """``max_messages_per_s``: to users; 0: any number."""
         self.draft_waits = DraftWaits(draft_timeout_s, running=request_manager.running, time_out=self._time_out_draft)
-        self._find, self._running = request_manager.find, request_manager.running
+        self._find = request_manager.find
         self._policy = request_manager.policy
         self._lifecycle = lifecycle
         self._actions = ActionCarrier(lifecycle, self.draft_waits, peers)
@@ -128,14 +128,6 @@ class SessionDriver:
         self._post_process()
         if learning is not None:
             self._policy.choose(learning)
-            if self._policy.take_begun_draft_prefill(learning):
-                self._prefill_drafts(learning)
-
-    def _prefill_drafts(self, target: TargetReplica) -> None:
-        """Bring the drafts of a target's sessions their text now, not with the next step: all wait for it."""
-        for request in self._running():
-            if request.place.target is target:
-                self.deliver(request, request.loop.prefill_draft)
 
     def _post_process(self) -> None:
         """Do what has waited for the commands to leave."""

@@ -32,10 +32,7 @@ class SessionLoop(SessionState):
 
     def start(self, session: int) -> None:
         """The session is admitted, for the first time or again, with a number never used on these links."""
-        if self.table is None:
-            self.commands.session = session
-        else:
-            self.table.enter(self, session)
+        self.table.enter(self, session)
         if self.resumed_ending is None:
             steps.begin(self)
         else:
@@ -43,8 +40,7 @@ class SessionLoop(SessionState):
 
     def leave_table(self) -> None:
         """The request has ended, and its row is free."""
-        if self.table is not None:
-            self.table.leave(self)
+        self.table.leave(self)
 
     def cancel(self) -> None:
         """The caller cancelled the call or disconnected."""
@@ -75,10 +71,6 @@ class SessionLoop(SessionState):
         """Give up the pages on both services, and a step under way; ``start`` rebuilds the session."""
         if self.is_running:
             steps.release(self)
-
-    def prefill_draft(self) -> None:
-        """No session of the target drafts until the drafts have their text: this one's is brought it now."""
-        steps.prefill_draft(self)
 
     def draft_timed_out(self, step: int) -> None:
         """The draft timed out in this step."""

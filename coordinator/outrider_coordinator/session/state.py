@@ -71,12 +71,13 @@ class SessionState:
         tokenizer: TextTokenizer | None = None,
         table: SessionTable | None = None,
     ) -> None:
-        """``table`` gives it a row when it starts. ``draft`` is None while no draft can be reached. Output from before
-        is taken in here, which takes a while for a long one; ``InvalidRequestError`` when it goes on past its end.
+        """``table`` gives it a row when it starts; None: one of its own. ``draft`` is None while none can be reached.
+        Output from before is taken in here, which takes a while for a long one; ``InvalidRequestError`` when it goes on
+        past its end.
         """
         self.engine_request = engine_request
         self.policy = policy
-        self.table = table
+        self.table = table or SessionTable()
         self.row = row = Row()
         self.status = SessionStatus.WAITING
         self.tokens = CommittedTokens(engine_request.prompt_token_ids, engine_request.prefix_hash_key, row=row)

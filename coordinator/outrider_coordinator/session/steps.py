@@ -160,15 +160,6 @@ def _begin_drafting(session: SessionState, length: int) -> None:
         ask_draft(session, 0 if is_alone else length)
 
 
-def prefill_draft(session: SessionState) -> None:
-    """Bring a draft the text that all wait for, beside the step under way. One that reads hidden states gets them with
-    the steps.
-    """
-    is_scoring, side = session.status is SessionStatus.SCORING, session.draft
-    if is_scoring and side.asked is None and not side.reads_states and needs_prefill_of_draft(session):
-        ask_draft(session, 0)
-
-
 def ask_draft_or_score(session: SessionState) -> None:
     """Ask the draft of a waiting step, which has its text now or has lost it, or go on without."""
     length = draft_length(session)
