@@ -40,7 +40,7 @@ class Comparison:
         return self.mode is Mode.SPECULATIVE
 
     def is_to_switch(self, now: float, *, is_fresh: bool) -> bool:
-        """Compare the modes; ``is_fresh``: all prompts have ended since the last choice, most sessions are new."""
+        """Compare the modes; ``is_fresh``: all prompts have ended since the last choice."""
         expected, mode, drafting = self._expected, self.mode, self._population.drafting
         plain_s, lacked_s = expected.plain_round_s, self.text_seconds(self._population.num_uncomputed)
         is_untouched = is_fresh and not any(session.has_ever_drafted for session in drafting)

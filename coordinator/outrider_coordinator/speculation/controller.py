@@ -6,7 +6,7 @@ on counts and times alone, never on what was drawn, or discarding drafts would b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
@@ -15,7 +15,7 @@ from outrider_coordinator.speculation.comparison import Comparison
 from outrider_coordinator.speculation.draft_prefill import DraftPrefill
 from outrider_coordinator.speculation.expectation import Choice, Expectation
 from outrider_coordinator.speculation.probe import Probe
-from outrider_coordinator.speculation.rounds import Round, RoundLearner
+from outrider_coordinator.speculation.rounds import Round, RoundLearner, seconds_of
 from outrider_coordinator.speculation.sessions import ControlledSession, Mode, Population, SessionVerdict
 from outrider_coordinator.speculation.step_costs import StepCosts, bucket_of
 
@@ -31,9 +31,9 @@ share a device."""
 class DraftLengthController:
     """Draft lengths of the sessions of one target; the events of each message come between ``begin`` and ``end``."""
 
-    def __init__(self, max_length: int, costs: StepCosts | None = None) -> None:
+    def __init__(self, costs: StepCosts | None = None) -> None:
         self.costs = costs or StepCosts()
-        self._acceptance, self._probe = Acceptance(max_length), Probe()
+        self._acceptance, self._probe = Acceptance(MAX_DRAFT_LENGTH), Probe()
         self._rounds, self._draft_prefill = RoundLearner(self.costs), DraftPrefill()
         self.sessions = Population()
         self.expectation = Expectation(self.costs, self._acceptance, self._rounds)
@@ -175,33 +175,19 @@ class DraftLengthController:
 
     def _learn_verdicts(self) -> None:
         verdicts, self._verdicts = self._verdicts, []
-        self.note_verdicts(verdicts)
+        for verdict in verdicts:
+            self._learn_verdict(*verdict)
 
     def learn(self) -> None:
         """Learn all verdicts, and the last message."""
         self._learn_verdicts()
         ended, self._ended = self._ended, []
         for report in ended:
-            if report is None:
-                self.end()
-            else:
-                self.end(
-                    rows=report.batch_size,
-                    tokens=report.num_tokens,
-                    seconds=_seconds(report),
-                    other_rows=report.num_other_rows,
-                    other_drafts=report.num_other_drafts,
-                )
+            self._learn_end(report)
 
-    def note_verdicts(self, verdicts: Iterable[SessionVerdict]) -> None:
-        """Steps of sessions were judged."""
-        for session, num_drafted, num_accepted, num_uncomputed in verdicts:
-            self.note_verdict(session, num_drafted, num_accepted, num_uncomputed=num_uncomputed)
-
-    def note_verdict(
-        self, session: ControlledSession, num_drafted: int, num_accepted: int, *, num_uncomputed: int
+    def _learn_verdict(
+        self, session: ControlledSession, num_drafted: int, num_accepted: int, num_uncomputed: int
     ) -> None:
-        """A step of the session was judged; ``num_uncomputed``: committed tokens that its draft lacks."""
         if session not in self.sessions:
             return
         self._is_ahead |= session.is_ahead
@@ -219,8 +205,8 @@ class DraftLengthController:
         self.sessions.num_prompts -= 1
         self._has_prompt_ended = True
         if not self.sessions.has_prompts:
-            self._is_fresh = self.sessions.is_new
-            self._is_choice_awaited = self._is_fresh and self.sessions.num_uncomputed > LONGEST_PROMPT_AT_ONCE
+            self._is_fresh = True
+            self._is_choice_awaited = self.sessions.num_uncomputed > LONGEST_PROMPT_AT_ONCE
             self._update_draft_prefill()
 
     def note_text_taken(self, session: ControlledSession, num_uncomputed: int) -> None:
@@ -238,7 +224,7 @@ class DraftLengthController:
             lengths += batched.counts.tolist()
         if any(lengths):
             num_rows = max(batch.report.batch_size, sum(length > 0 for length in lengths))
-            self.note_draft(num_rows, max(lengths), _seconds(batch.report))
+            self.note_draft(num_rows, max(lengths), seconds_of(batch.report))
         elif lengths:
             self.note_draft_text()
 
@@ -253,24 +239,16 @@ class DraftLengthController:
         if self._draft_prefill.is_active:
             self._update_draft_prefill()
 
-    def end(
-        self, *, rows: int = 0, tokens: int = 0, seconds: float = 0.0, other_rows: int = 0, other_drafts: int = 0
-    ) -> None:
-        """The message ended; its forward had this many rows and tokens, and took this time. ``other_rows`` are sessions
-        of other coordinators, ``other_drafts`` their draft tokens.
-        """
+    def _learn_end(self, report: ForwardReport | None) -> None:
         self._acceptance.fold()
         if not self._rounds.current.num_rows:
             return
         self._rounds_since_choice += 1
         context = self.sessions.context
-        self._rounds.note_forward(rows, tokens, context, seconds, other_rows=other_rows, other_drafts=other_drafts)
+        if report is not None:
+            self._rounds.note_forward(report, context)
         has_speculated = self._rounds.note_round(
-            context,
-            is_speculating=self.is_speculating,
-            is_disturbed=self._is_disturbed,
-            other_rows=other_rows,
-            others_draft=other_drafts > 0,
+            report, context, is_speculating=self.is_speculating, is_disturbed=self._is_disturbed
         )
         if has_speculated or (self.is_speculating and self._is_ahead):  # which is not timed
             self._comparison.speculated_s = self._busy_s
@@ -293,10 +271,6 @@ class DraftLengthController:
     def _update_draft_prefill(self) -> None:
         drafting = self.sessions if self.is_speculating else self._probe.sessions
         self._draft_prefill.update(self._busy_s, drafting, is_wanted=not self.sessions.has_prompts)
-
-    def take_begun_draft_prefill(self) -> bool:
-        """True if a draft prefill has begun since this was asked last, and goes on."""
-        return self._draft_prefill.take_begun()
 
     # Choosing.
 
@@ -360,7 +334,3 @@ class DraftLengthController:
         if self._probe.is_due(self._busy_s):
             plain_s = self.expectation.plain_round_s
             self._probe.begin(self._busy_s, tuple(self.sessions), plain_s, self._comparison.text_seconds(1.0))
-
-
-def _seconds(report: ForwardReport) -> float:
-    return 1e-9 * (report.forward_ns + report.sample_ns)

@@ -23,7 +23,7 @@ class DraftPrefill:
     """The sessions of one target whose drafts lack text, and whether all others wait for them."""
 
     def __init__(self) -> None:
-        self.is_active = self._has_begun = False
+        self.is_active = False
         self._last_s: float | None = None
         """Time at which it began, or a draft last caught up; None while no draft prefill is due."""
         self._num_behind = 0
@@ -32,7 +32,7 @@ class DraftPrefill:
         """Begin or end a draft prefill of those sessions that are to draft; ``is_wanted``: drafts may compute text
         now.
         """
-        was_active, self.is_active = self.is_active, False
+        self.is_active = False
         num_behind = _num_behind(sessions) if is_wanted else 0
         if num_behind <= _SHARE * len(sessions):
             self._last_s = None
@@ -41,12 +41,6 @@ class DraftPrefill:
                 self._last_s = now
             self._num_behind = num_behind
             self.is_active = now - self._last_s < _LONGEST_S
-        self._has_begun = self.is_active and (self._has_begun or not was_active)
-
-    def take_begun(self) -> bool:
-        """True if a draft prefill has begun since this was asked last, and goes on."""
-        has_begun, self._has_begun = self._has_begun, False
-        return has_begun
 
 
 def _num_behind(sessions: Collection[ControlledSession]) -> int:

@@ -16,8 +16,6 @@ TOKENS_OF_WINDOW = 64
 """Tokens of each session in a window, some .2 s; one session needs as many again, since acceptance varies."""
 _TOKENS_OF_SHORT_WINDOW = 24
 """The same after a change of load or order, which is not measured, and in a trial."""
-_WEIGHT = 0.4
-"""Weight of a new window of the order in use; what a trial measured before is too old to count."""
 _SWITCH_RATIO = 0.97
 """Time per token ahead over that in turn from which on a change pays: windows vary by some 2%. It is kept up to 1."""
 FIRST_TRIAL_S, _LONGEST_PAUSE_S, _PAUSE_FACTOR = 1.0, 64.0, 4.0
@@ -46,13 +44,11 @@ class _Load:
         self.is_ahead = 0.0 < self.ahead_s < limit_s
         return self.is_ahead
 
-    def note(self, seconds: float, *, is_ahead: bool, is_trial: bool) -> None:
-        before = self.ahead_s if is_ahead else self.in_turn_s
-        value = seconds if is_trial or not before else before + _WEIGHT * (seconds - before)
+    def note(self, seconds: float, *, is_ahead: bool) -> None:
         if is_ahead:
-            self.ahead_s = value
+            self.ahead_s = seconds
         else:
-            self.in_turn_s = value
+            self.in_turn_s = seconds
 
 
 class Order:
@@ -120,7 +116,7 @@ class Order:
             self._take(load.choose())
         if not is_measured:
             return
-        load.note(seconds, is_ahead=self.is_ahead, is_trial=self._is_trial)
+        load.note(seconds, is_ahead=self.is_ahead)
         if self._is_trial:
             self._end_trial(load)
         elif load.served_s >= load.pause_s:

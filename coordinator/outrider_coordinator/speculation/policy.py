@@ -97,7 +97,9 @@ class DraftLengthPolicy:
         if not self.is_controlled:
             self._fixed.add(session)
         else:
-            controller = self._controllers.get(target) or self._add(target)
+            if target not in self._controllers:
+                self._controllers[target] = DraftLengthController()
+            controller = self._controllers[target]
             controller.costs.provide(target_costs, draft_costs)
             self._controller_of[session] = controller
             controller.enter(session)
@@ -263,11 +265,6 @@ class DraftLengthPolicy:
         if controller.has_just_chosen and _log.isEnabledFor(logging.DEBUG):
             _log.debug("draft lengths were chosen", extra={"fields": log_fields(target, controller)})
 
-    def take_begun_draft_prefill(self, target: object) -> bool:
-        """True, once, if drafts are to compute the text that all sessions of the target wait for."""
-        controller = self._controllers.get(target)
-        return controller is not None and controller.take_begun_draft_prefill()
-
     @property
     def mean_length(self) -> float:
         """Mean draft length over the sessions that run; without any, the length that the next one would begin with."""
@@ -288,7 +285,3 @@ class DraftLengthPolicy:
             return most
         firsts = [controller.first_length for controller in self._controllers.values()]
         return min(most, sum(firsts) / len(firsts)) if firsts else most
-
-    def _add(self, target: object) -> DraftLengthController:
-        self._controllers[target] = controller = DraftLengthController(MAX_DRAFT_LENGTH)
-        return controller

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.ports import ForwardReport
 from outrider_coordinator.speculation.sessions import Mode
 from outrider_coordinator.speculation.step_costs import Average, StepCosts
 
@@ -56,19 +57,18 @@ class RoundLearner:
         if draft_length and seconds > 0.0 and self._num_rounds[Mode.SPECULATIVE] >= _NUM_COLD_ROUNDS:
             self._costs.note_draft(num_rows, draft_length, context, seconds)
 
-    def note_forward(
-        self, rows: int, tokens: int, context: float, seconds: float, *, other_rows: int, other_drafts: int
-    ) -> None:
-        """Learn from the forward of the current round; ``other_rows`` are sessions of other coordinators."""
+    def note_forward(self, report: ForwardReport, context: float) -> None:
+        """Learn from the forward of the current round."""
+        rows, tokens, seconds = report.batch_size, report.num_tokens, seconds_of(report)
         if rows:
-            self.other_rows.note(other_rows)
-            if other_rows:
-                self.other_drafts.note(other_drafts / other_rows)
+            self.other_rows.note(report.num_other_rows)
+            if report.num_other_rows:
+                self.other_drafts.note(report.num_other_drafts / report.num_other_rows)
         if rows < tokens <= rows * (1 + self.current.longest) and seconds > 0.0 and not self._is_cold:
             self._costs.note_scoring(rows, tokens / rows, context, seconds)
 
     def note_round(
-        self, context: float, *, is_speculating: bool, is_disturbed: bool, other_rows: int, others_draft: bool
+        self, report: ForwardReport | None, context: float, *, is_speculating: bool, is_disturbed: bool
     ) -> bool:
         """Learn from the duration of the current round; returns whether it was one of speculation.
 
@@ -77,12 +77,12 @@ class RoundLearner:
         """
         found, drafts = self.current, self.current.num_drafting > 0
         had_drafts, self._had_drafts = self._had_drafts, drafts
-        if is_disturbed or (others_draft and not drafts):
+        if is_disturbed or (report is not None and report.num_other_drafts and not drafts):
             return False
         self._num_rounds[Mode.SPECULATIVE if drafts else Mode.PLAIN] += 1
         if not found.seconds or self._is_cold:
             return False
-        rows = found.num_rows + other_rows
+        rows = found.num_rows + (0 if report is None else report.num_other_rows)
         if not (drafts or had_drafts):
             self._costs.note_plain_round(rows, context, found.seconds)
         elif is_speculating and drafts and had_drafts:
@@ -96,3 +96,8 @@ class RoundLearner:
         """True while the current round is among the first ones of its mode."""
         mode = Mode.SPECULATIVE if self.current.num_drafting else Mode.PLAIN
         return self._num_rounds[mode] <= _NUM_COLD_ROUNDS
+
+
+def seconds_of(report: ForwardReport) -> float:
+    """Time that a service computed."""
+    return 1e-9 * (report.forward_ns + report.sample_ns)

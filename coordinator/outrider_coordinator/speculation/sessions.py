@@ -7,9 +7,6 @@ import sys
 from collections.abc import Iterator
 from typing import TypeAlias
 
-_NEW_ROUNDS = 12
-"""Rounds after which a session is no longer new."""
-
 SessionVerdict: TypeAlias = "tuple[ControlledSession, int, int, int]"
 """A judged step: its session, the drafted and the accepted tokens, and the committed tokens that its draft lacks."""
 
@@ -60,11 +57,6 @@ class ControlledSession:
         """True if its prompt has been computed."""
         self.is_ahead = False
         """True if its target begins its steps by itself, and its draft goes on meanwhile."""
-
-    @property
-    def is_new(self) -> bool:
-        """True if nearly all of its output is still to come."""
-        return self.num_rounds < _NEW_ROUNDS
 
     def enter(self, length: int) -> None:
         """The session moves to a target, which computes its prompt first."""
@@ -131,11 +123,6 @@ class Population:
     def reads_states(self) -> bool:
         """True if a session's draft reads hidden states."""
         return any(session.reads_states for session in self._sessions)
-
-    @property
-    def is_new(self) -> bool:
-        """True if most sessions have nearly all of their output before them."""
-        return 2 * sum(session.is_new for session in self._sessions) > len(self._sessions)
 
     @property
     def num_uncomputed(self) -> int:

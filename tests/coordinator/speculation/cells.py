@@ -83,7 +83,7 @@ def _of_bursts(row: Row, seed: int) -> dict[str, float]:
     _, name, num_users, acceptance = row
     found = []
     for biases in (None, *WRONG.values()):
-        controller = DraftLengthController(8, profile_of(PAIRS[name], *biases)) if biases else None
+        controller = DraftLengthController(profile_of(PAIRS[name], *biases)) if biases else None
         load = Load(PAIRS[name], lambda now, number: acceptance, seed=seed)
         bursts = Bursts(load, max_length=8 if biases else 0, controller=controller)
         bursts.num_tokens = 192

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider_coordinator.speculation import LONGEST_INLINE_FEED, ControlledSession, DraftLengthController
-from tests.coordinator.speculation.simulated_load import H200, FixedLength, profile_of
+from tests.coordinator.speculation.simulated_load import H200, FixedLength, profile_of, report_of
 
 _COMPUTED = 128
 """Tokens of a prompt that the target computes: of a longer one it finds the others in its prefix cache."""
@@ -119,9 +119,7 @@ class Served:
         self.acceptance = acceptance
         self.is_chosen = length is None
         self._limit = 0 if length == 0 else _MOST_DRAFTED
-        self.controller = (
-            DraftLengthController(_MOST_DRAFTED, profile_of(pair)) if length is None else FixedLength(length)
-        )
+        self.controller = DraftLengthController(profile_of(pair)) if length is None else FixedLength(length)
         self.rounds: list[tuple[int, float]] = []
         """Rounds of the last burst: longest draft length and seconds of each, those of prompts left out."""
         self._seed = seed
@@ -262,20 +260,20 @@ class Served:
         if max(lengths):
             controller.note_draft(sum(length > 0 for length in lengths), max(lengths), draft / 1e3)
         controller.begin(self.devices.now)
-        verdicts = []
         for session, length in zip(sessions, lengths, strict=True):
             accepted = self._accepted(session, length)
             self._left[session] -= accepted + 1
             self._lags[session] = 0 if length else self._lags[session] + 1
-            verdicts.append((session, length, accepted, self._lacked(self._lags[session])))
-        controller.note_verdicts(verdicts)
+            controller.add_verdict((session, length, accepted, self._lacked(self._lags[session])))
+        controller.learn()
         for session in sessions:
             self._lengths[session] = controller.length(session)
             self._fed[session] = controller.is_prefilling_drafts(session)
             if self._left[session] <= 0:
                 del self._left[session]
                 controller.leave(session)
-        controller.end(rows=len(sessions), tokens=tokens, seconds=target / 1e3)
+        controller.add_end(report_of(len(sessions), tokens, target))
+        controller.learn()
         controller.choose()
 
     def _accepted(self, session: ControlledSession, length: int) -> int:

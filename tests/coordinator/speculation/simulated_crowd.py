@@ -8,7 +8,7 @@ from itertools import chain
 from outrider.serving.link_loads import LinkLoads
 from outrider.serving.link_loads import Load as LinkLoad
 from outrider_coordinator.speculation import ControlledSession, DraftLengthController
-from tests.coordinator.speculation.simulated_load import Load, profile_of
+from tests.coordinator.speculation.simulated_load import Load, profile_of, report_of
 
 _PROMPT, _MOST_INLINE = 128, 16
 
@@ -29,7 +29,7 @@ class Crowd:
 
     def __init__(self, load: Load, num_coordinators: int, *, max_length: int = 8) -> None:
         self.load = load
-        self.controllers = [DraftLengthController(max_length, profile_of(load.pair)) for _ in range(num_coordinators)]
+        self.controllers = [DraftLengthController(profile_of(load.pair)) for _ in range(num_coordinators)]
         self._sessions: list[list[ControlledSession]] = [[] for _ in self.controllers]
         self._max_length = max_length
         self._lags: dict[ControlledSession, int] = {}
@@ -98,17 +98,11 @@ class Crowd:
             controller.begin(now)
             for session, length in zip(sessions, own, strict=True):
                 self._lags[session] = 0 if length else self._lags[session] + 1
-            controller.note_verdicts(
-                (session, length, count, self._lags[session])
-                for session, length, count in zip(sessions, own, accepted[index], strict=True)
-            )
-            controller.end(
-                rows=forward.rows,
-                tokens=forward.rows + forward.drafted,
-                seconds=forward.target / 1e3,
-                other_rows=forward.others[0],
-                other_drafts=forward.others[1],
-            )
+            for session, length, count in zip(sessions, own, accepted[index], strict=True):
+                controller.add_verdict((session, length, count, self._lags[session]))
+            others = forward.others[0], forward.others[1]
+            controller.add_end(report_of(forward.rows, forward.rows + forward.drafted, forward.target, others))
+            controller.learn()
             controller.choose()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.ports import ForwardReport
 from outrider.types import StepCost
 from outrider_coordinator.speculation import ControlledSession, DraftLengthController
 from outrider_coordinator.speculation.step_costs import StepCosts
@@ -265,12 +266,20 @@ def run_fixed(load: Load, num_users: int, length: int, seconds: float) -> Load:
     return load
 
 
+def report_of(rows: int, tokens: int, target_ms: float, others: tuple[int, int] = (0, 0)) -> ForwardReport:
+    """Report of a target's forward; ``others``: sessions of other coordinators, and their draft tokens."""
+    spent_ns = round(1e6 * target_ms)
+    return ForwardReport(
+        0, spent_ns, 0, spent_ns, rows, tokens, 0, num_other_rows=others[0], num_other_drafts=others[1]
+    )
+
+
 class Controlled:
     """A load whose lengths a controller chooses; users come and go."""
 
     def __init__(self, load: Load, *, max_length: int = 8, controller: DraftLengthController | None = None) -> None:
         self.load = load
-        self.controller = controller or DraftLengthController(max_length, profile_of(load.pair))
+        self.controller = controller or DraftLengthController(profile_of(load.pair))
         self.sessions: list[ControlledSession] = []
         self._max_length = max_length
         self._lags: dict[ControlledSession, int] = {}
@@ -331,11 +340,10 @@ class Controlled:
         controller.begin(load.now)
         for session, length in zip(sessions, lengths, strict=True):
             self._lags[session] = 0 if length else self._lags[session] + 1
-        controller.note_verdicts(
-            (session, length, count, self._lags[session])
-            for session, length, count in zip(sessions, lengths, accepted, strict=True)
-        )
-        controller.end(rows=rows, tokens=rows + sum(lengths), seconds=target / 1e3)
+        for session, length, count in zip(sessions, lengths, accepted, strict=True):
+            controller.add_verdict((session, length, count, self._lags[session]))
+        controller.add_end(report_of(rows, rows + sum(lengths), target))
+        controller.learn()
         controller.choose()
 
 
@@ -433,7 +441,7 @@ class FixedLength(DraftLengthController):
     """All sessions draft equally much in every step."""
 
     def __init__(self, draft_length: int) -> None:
-        super().__init__(max(draft_length, 1))
+        super().__init__()
         self._draft_length = draft_length
 
     def length(self, session: ControlledSession) -> int:

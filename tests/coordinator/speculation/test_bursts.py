@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from outrider_coordinator.speculation import ControlledSession, DraftLengthController
+from outrider_coordinator.speculation.sessions import SessionVerdict
 from tests.coordinator.speculation.measured_pairs import (
     MeasuredH100,
     MeasuredH100OfQuickCoordinator,
@@ -60,7 +61,7 @@ def ratios(pair: H200, num_users: int, acceptance: float, biases: tuple[float, f
         return made
 
     plain_s = bursts(0).burst(num_users)
-    chosen = bursts(8, DraftLengthController(8, profile_of(pair, *biases)))
+    chosen = bursts(8, DraftLengthController(profile_of(pair, *biases)))
     return [plain_s / chosen.burst(num_users) for _ in range(4)]
 
 
@@ -138,7 +139,7 @@ def test_services_that_measured_nothing_are_learned_from_traffic(is_known: bool)
     pair = MeasuredH100()
     users = Bursts(
         Load(pair, lambda now, number: 0.85, seed=2),
-        controller=DraftLengthController(8, profile_of(pair) if is_known else None),
+        controller=DraftLengthController(profile_of(pair) if is_known else None),
     )
     plain = Bursts(Load(pair, lambda now, number: 0.85, seed=2), max_length=0)
     assert plain.burst(8) / [users.burst(8) for _ in range(3)][-1] > 1.4
@@ -156,7 +157,7 @@ class ThirdForced(DraftLengthController):
 
 def test_rounds_are_timed_in_which_grammars_force_text() -> None:
     pair = MeasuredH100()
-    users = Controlled(Load(pair, lambda now, number: 0.85), controller=ThirdForced(8, profile_of(pair)))
+    users = Controlled(Load(pair, lambda now, number: 0.85), controller=ThirdForced(profile_of(pair)))
     users.run(8, 4.0)
     assert users.controller.is_speculating and users.controller.is_measured
 
@@ -189,16 +190,14 @@ class Ahead(DraftLengthController):
 
     is_set = False
 
-    def note_verdict(
-        self, session: ControlledSession, num_drafted: int, num_accepted: int, *, num_uncomputed: int
-    ) -> None:
-        session.is_ahead = self.is_set
-        super().note_verdict(session, num_drafted, num_accepted, num_uncomputed=num_uncomputed)
+    def add_verdict(self, verdict: SessionVerdict) -> None:
+        verdict[0].is_ahead = self.is_set
+        super().add_verdict(verdict)
 
 
 def test_rounds_ahead_that_do_not_pay_are_given_up_though_none_is_timed() -> None:
     pair = MeasuredH100()
-    controller = Ahead(8, profile_of(pair, 1.0, 1.0))
+    controller = Ahead(profile_of(pair, 1.0, 1.0))
     users = Controlled(Load(pair, lambda now, number: 0.42, seed=1), controller=controller)
     users.run(8, 5.0)
     controller.is_set = True

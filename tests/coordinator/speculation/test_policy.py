@@ -15,6 +15,7 @@ from outrider_coordinator.requests.session_driver import call_after_commands
 from outrider_coordinator.speculation import DraftLengthPolicy, order
 from outrider_coordinator.speculation.controller import DraftLengthController
 from outrider_coordinator.speculation.explanation import reason_of
+from outrider_coordinator.speculation.rounds import RoundLearner
 from outrider_coordinator.speculation.sessions import ControlledSession, Mode
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
@@ -149,7 +150,7 @@ def test_what_a_draft_has_taken_in_is_newer_than_verdicts_that_wait_to_be_learne
 
     hear(128)
     policy.choose("target")
-    assert policy.take_begun_draft_prefill("target")
+    assert all(map(policy.is_prefilling_drafts, sessions))
     hear(129)
     for session in sessions:
         policy.note_text_taken(session, num_uncomputed=1)
@@ -157,7 +158,6 @@ def test_what_a_draft_has_taken_in_is_newer_than_verdicts_that_wait_to_be_learne
     policy.choose("target")
     assert [session.num_uncomputed for session in sessions] == [1, 1]
     assert not any(map(policy.is_prefilling_drafts, sessions))
-    assert not policy.take_begun_draft_prefill("target")
 
 
 def _text_taken(num_sessions: int) -> EventBatch[DraftEvent]:
@@ -263,20 +263,26 @@ def _controlled() -> tuple[DraftLengthPolicy, ControlledSession, DraftLengthCont
     return policy, session, controller
 
 
-def test_a_message_is_learned_from_when_it_is_chosen_or_before_the_next_one() -> None:
-    policy, _, controller = _controlled()
-    ended: list[dict[str, float]] = []
-    controller.end = lambda **told: ended.append(told)  # type: ignore[method-assign]
-    policy.begin("target", 1.0)
-    assert policy.end("target", None)
+def test_a_message_is_learned_from_when_it_is_chosen_or_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, session, _ = _controlled()
+    ended: list[ForwardReport] = []
+    monkeypatch.setattr(RoundLearner, "note_forward", lambda learner, report, context: ended.append(report))
+    reports = [ForwardReport(1, 2_000_000, 3_000_000, 4, 5, number, 7, 8, 9, 10) for number in range(2)]
+
+    def hear(now: float, report: ForwardReport) -> None:
+        policy.begin("target", now)
+        policy.note_verdict(session, 0, 0, num_uncomputed=0)
+        assert policy.end("target", report)
+
+    hear(1.0, reports[0])
     assert ended == []  # the commands that follow from the message come first
     policy.choose("target")
     policy.choose("target")
-    assert ended == [{}]
-    policy.begin("target", 2.0)
-    policy.end("target", ForwardReport(1, 2_000_000, 3_000_000, 4, 5, 6, 7, 8, 9, 10))
+    assert ended == reports[:1]
+    hear(2.0, reports[1])
+    assert ended == reports[:1]
     policy.begin("target", 3.0)
-    assert ended == [{}, {"rows": 5, "tokens": 6, "seconds": 0.005, "other_rows": 9, "other_drafts": 10}]
+    assert ended == reports
     assert not policy.end("another", None)
 
 

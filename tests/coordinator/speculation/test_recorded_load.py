@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_coordinator.speculation import ControlledSession, DraftLengthController, Mode
+from tests.coordinator.speculation.simulated_load import report_of
 
 RECORDED = Path(__file__).parent / "recorded" / "embedded_pair.jsonl"
 MICROSECONDS = 1e-6
@@ -18,7 +19,7 @@ class Replay:
     """One controller, and what it said on the way."""
 
     def __init__(self) -> None:
-        self.controller = DraftLengthController(8)
+        self.controller = DraftLengthController()
         self.modes: list[Mode] = []
         self._sessions: defaultdict[int, ControlledSession] = defaultdict(lambda: ControlledSession(8))
 
@@ -31,14 +32,15 @@ class Replay:
             controller.begin(MICROSECONDS * values[0])
         elif name == "note_verdict":
             session, num_drafted, num_accepted, lag = values
-            controller.note_verdict(self._sessions[session], num_drafted, num_accepted, num_uncomputed=lag)
+            controller.add_verdict((self._sessions[session], num_drafted, num_accepted, lag))
         elif name == "note_draft":
             controller.note_draft(max(1, values[1] // max(values[0], 1)), values[0], MICROSECONDS * values[2])
         else:
             self._end(*values)
 
     def _end(self, rows: int, tokens: int, microseconds: int) -> None:
-        self.controller.end(rows=rows, tokens=tokens, seconds=MICROSECONDS * microseconds)
+        self.controller.add_end(report_of(rows, tokens, 1e-3 * microseconds))
+        self.controller.learn()
         self.controller.choose()
         self.modes.append(self.controller.mode)
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from outrider.demo import DRAFT, TARGET
+from outrider.ports import ForwardReport
 from outrider_coordinator.speculation import ControlledSession, DraftLengthController
+from outrider_coordinator.speculation.rounds import seconds_of
 from outrider_coordinator.speculation.sessions import SessionVerdict
 from tests.support.stack import Stack, run_stack
 
-EVENTS = ("enter", "leave", "begin", "end", "note_draft")
+EVENTS = ("enter", "leave", "begin", "note_draft")
 
 
 def listen(into: list[list[Any]]) -> None:
@@ -41,14 +42,22 @@ def listen(into: list[list[Any]]) -> None:
             return _method(self, *arguments, **named)
 
         setattr(DraftLengthController, name, heard)
-    note_verdicts = DraftLengthController.note_verdicts
+    add_verdict, add_end = DraftLengthController.add_verdict, DraftLengthController.add_end
 
-    def heard_verdicts(self: DraftLengthController, verdicts: Iterable[SessionVerdict]) -> None:
-        verdicts = list(verdicts)
-        into.extend(["note_verdict", *map(plain, verdict)] for verdict in verdicts)
-        note_verdicts(self, verdicts)
+    def heard_verdict(self: DraftLengthController, verdict: SessionVerdict) -> None:
+        into.append(["note_verdict", *map(plain, verdict)])
+        add_verdict(self, verdict)
 
-    setattr(DraftLengthController, "note_verdicts", heard_verdicts)  # noqa: B010
+    def heard_end(self: DraftLengthController, report: ForwardReport | None) -> None:
+        into.append(["end", *([0, 0, 0] if report is None else _figures(report))])
+        add_end(self, report)
+
+    setattr(DraftLengthController, "add_verdict", heard_verdict)  # noqa: B010
+    setattr(DraftLengthController, "add_end", heard_end)  # noqa: B010
+
+
+def _figures(report: ForwardReport) -> list[int]:
+    return [report.batch_size, report.num_tokens, round(1e6 * seconds_of(report))]
 
 
 async def record(into: list[list[Any]]) -> None:
