@@ -49,7 +49,7 @@ class ChannelIntroductions(Introductions[bool]):
             if found.connection and self._is_chained(found) != was_chained:
                 self._drop(found)
                 found.state = False
-                self._introduce(found.target, found.draft)
+                self.introduce(found.target, found.draft)
 
     def lost(self, replica: AnyReplica) -> None:
         """A replica's link has ended."""

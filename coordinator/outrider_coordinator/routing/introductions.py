@@ -46,27 +46,20 @@ class Introductions(abc.ABC, Generic[StateT]):
         """``nothing_yet``: the state of a pair before anything was received about it."""
         self._nothing_yet = nothing_yet
         self._numbers = itertools.count(1)
-        self._targets: list[AnyReplica] = []
-        self._drafts: list[AnyReplica] = []
         self._pairs: dict[tuple[AnyReplica, AnyReplica], Introduction[StateT]] = {}
 
-    def target_attached(self, target: AnyReplica) -> None:
-        """A target may be introduced."""
-        self._targets.append(target)
-        for draft in self._drafts:
-            self._introduce(target, draft)
-
-    def draft_attached(self, draft: AnyReplica) -> None:
-        """A draft may be introduced."""
-        self._drafts.append(draft)
-        for target in self._targets:
-            self._introduce(target, draft)
+    def introduce(self, target: AnyReplica, draft: AnyReplica) -> None:
+        """Ask a target for an offer to a draft, if the two may meet. Both are attached."""
+        ours, theirs = target.description, draft.description
+        if ours is None or theirs is None or not self._may_meet(ours, theirs):
+            return
+        new: Introduction[StateT] = Introduction(target, draft, self._nothing_yet)
+        found = self._pairs.setdefault((target, draft), new)
+        found.retry, found.connection = None, next(self._numbers)
+        target.send_alone(self._request(found.connection))
 
     def lost(self, replica: AnyReplica) -> None:
         """A replica's link has ended, and its ends of all connections with it; the other ends are told."""
-        for known in (self._targets, self._drafts):
-            if replica in known:
-                known.remove(replica)
         for pair in [pair for pair in self._pairs if replica in pair]:
             self._drop(self._pairs.pop(pair))
 
@@ -93,19 +86,10 @@ class Introductions(abc.ABC, Generic[StateT]):
         found = next((each for each in self._pairs.values() if connection == each.connection), None)
         return found if found is not None and connection and replica in (found.target, found.draft) else None
 
-    def _introduce(self, target: AnyReplica, draft: AnyReplica) -> None:
-        ours, theirs = target.description, draft.description
-        if ours is None or theirs is None or not self._may_meet(ours, theirs):
-            return
-        new: Introduction[StateT] = Introduction(target, draft, self._nothing_yet)
-        found = self._pairs.setdefault((target, draft), new)
-        found.retry, found.connection = None, next(self._numbers)
-        target.send_alone(self._request(found.connection))
-
     def _try_again(self, found: Introduction[StateT]) -> None:
         """The connection has ended, or could not be made."""
         self._drop(found)
-        again = asyncio.get_running_loop().call_later(found.retry_s, self._introduce, found.target, found.draft)
+        again = asyncio.get_running_loop().call_later(found.retry_s, self.introduce, found.target, found.draft)
         found.retry, found.retry_s = again, min(2 * found.retry_s, LONGEST_RETRY_S)
 
     def _drop(self, found: Introduction[StateT]) -> None:

@@ -24,15 +24,10 @@ class Peers:
         )
         self.plane, self.channel = self.planes.connection, self.channels.channel
 
-    def target_attached(self, target: AnyReplica) -> None:
-        """A target may be introduced."""
-        self.planes.target_attached(target)
-        self.channels.target_attached(target)
-
-    def draft_attached(self, draft: AnyReplica) -> None:
-        """A draft may be introduced."""
-        self.planes.draft_attached(draft)
-        self.channels.draft_attached(draft)
+    def introduce(self, target: AnyReplica, draft: AnyReplica) -> None:
+        """Introduce a target to a draft, both attached."""
+        self.planes.introduce(target, draft)
+        self.channels.introduce(target, draft)
 
     def lost(self, replica: AnyReplica) -> None:
         """A replica's link has ended."""

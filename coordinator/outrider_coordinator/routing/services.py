@@ -134,7 +134,8 @@ class Services:
         self.stop_waiting()
         self.has_given_up = False
         self._on_model(self.require_target())
-        self.peers.target_attached(replica)
+        for draft in () if self.draft is None else self.draft.attached:
+            self.peers.introduce(replica, draft)
         self._listener.target_attached(replica)
 
     def target_lost(self, replica: TargetReplica) -> None:
@@ -164,7 +165,8 @@ class Services:
 
     def draft_attached(self, replica: DraftReplica) -> None:
         """A draft is attached."""
-        self.peers.draft_attached(replica)
+        for target in self.target.attached:
+            self.peers.introduce(target, replica)
         self._listener.draft_attached(replica)
 
     def draft_lost(self, replica: DraftReplica) -> None:

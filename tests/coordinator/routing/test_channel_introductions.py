@@ -50,8 +50,7 @@ class Pair:
         self.channels: Any = ChannelIntroductions(is_enabled=is_enabled)
         self.target = attached(target_host)
         self.draft = attached(draft_host, role="draft")
-        self.channels.target_attached(self.target)
-        self.channels.draft_attached(self.draft)
+        self.channels.introduce(self.target, self.draft)
 
     @property
     def channel(self) -> int:
@@ -81,7 +80,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_target_is_asked_for_an_offer_to_a_draft_of_its_host(pair: Pair) -> None:
     assert (pair.target.sent, pair.draft.sent) == ([RequestChannel(1, wants_verdicts=True)], [])
     other: Any = Attached()
-    pair.channels.target_attached(other)
+    pair.channels.introduce(other, pair.draft)
     assert (other.sent, pair.draft.sent) == ([RequestChannel(2, wants_verdicts=True)], [])
 
 
@@ -99,10 +98,9 @@ def test_between_hosts_an_offer_names_the_targets_address() -> None:
     target, on_a_socket = attached("here"), attached("elsewhere")
     target.description = replace(target.description, peer_address=address)
     near, far, older = (attached(host, role="draft") for host in ("here", "there", ""))
-    for each in (target, on_a_socket):
-        channels.target_attached(each)
     for draft in (near, far, older):
-        channels.draft_attached(draft)
+        for each in (target, on_a_socket):
+            channels.introduce(each, draft)
     assert [command.connection for command in target.sent] == [1, 2]
     assert not on_a_socket.sent
     for number in (1, 2):
@@ -119,10 +117,9 @@ def test_an_address_that_only_this_host_reaches_is_told(
     channels: Any = ChannelIntroductions(is_enabled=True, between_hosts=True)
     target = attached("here")
     target.description = replace(target.description, peer_address=PeerAddress(address))
-    channels.target_attached(target)
-    channels.draft_attached(attached("here", role="draft"))
+    channels.introduce(target, attached("here", role="draft"))
     assert not caplog.messages
-    channels.draft_attached(attached("there", role="draft"))
+    channels.introduce(target, attached("there", role="draft"))
     assert [address in told and "target_address" in told for told in caplog.messages] == [True] * is_told
 
 
@@ -146,8 +143,7 @@ def test_what_goes_ahead_is_said_to_both_sides(
 ) -> None:
     channels: Any = ChannelIntroductions(is_enabled=True, draft_ahead=draft_ahead)
     target, draft = attached(device="gpu-1"), attached(role="draft", device=draft_device)
-    channels.target_attached(target)
-    channels.draft_attached(draft)
+    channels.introduce(target, draft)
     channels.on_event(target, OfferChannel(1, OFFER))
     assert target.sent == [RequestChannel(1, wants_verdicts=wants_verdicts, begins_next=is_chained)]
     assert draft.sent == [OfferChannel(1, OFFER, is_chained=is_chained)]
@@ -160,9 +156,8 @@ def test_another_order_is_taken_by_another_channel() -> None:
         attached(role="draft", device="gpu-2"),
         attached(role="draft", device="gpu-1"),
     )
-    channels.target_attached(target)
     for each in (draft, near):
-        channels.draft_attached(each)
+        channels.introduce(target, each)
     for number in (1, 2):
         channels.on_event(target, OfferChannel(number, OFFER))
     for each, number in ((draft, 1), (near, 2)):
@@ -184,17 +179,17 @@ def test_another_order_is_taken_by_another_channel() -> None:
         draft.sent.clear()
     channels.take_order(target, True)
     channels.lost(target)
-    channels.target_attached(target)
+    for each in (draft, near):
+        channels.introduce(target, each)
     assert target.sent[-1] == RequestChannel(7, wants_verdicts=True)
 
 
 def test_a_draft_that_comes_after_a_change_of_the_order_takes_part_in_it() -> None:
     channels: Any = ChannelIntroductions(is_enabled=True, draft_ahead=DraftAhead.AUTO)
     target, draft = attached(device="gpu-1"), attached(role="draft", device="gpu-2")
-    channels.target_attached(target)
     for is_ahead in (True, False):
         channels.take_order(target, is_ahead)
-        channels.draft_attached(draft)
+        channels.introduce(target, draft)
         assert target.sent[-1].begins_next == is_ahead
         channels.lost(draft)
 
@@ -204,7 +199,7 @@ def test_a_channel_is_used_while_it_is_said_to_be_open(pair: Pair) -> None:
     assert (pair.channel, pair.channels.num_open) == (0, 0)
     assert (pair.open(), pair.channel, pair.channels.num_open) == (1, 1, 1)
     other: Any = Attached()
-    pair.channels.target_attached(other)
+    pair.channels.introduce(other, pair.draft)
     for target, draft in ((other, pair.draft), (pair.target, None), (None, pair.draft)):
         assert pair.channels.channel(target, draft) == 0
 
@@ -254,9 +249,8 @@ def test_a_lost_replica_ends_its_channels_on_the_other_side(pair: Pair, lost: st
     pair.channels.on_event(getattr(pair, left), ChannelState(1, is_open=True))
     assert pair.channel == 0, "there is no such connection any more"
     again: Any = Attached(role=lost)
-    attach = pair.channels.target_attached if lost == "target" else pair.channels.draft_attached
-    attach(again)
     asked: Any = again if lost == "target" else pair.target
+    pair.channels.introduce(asked, pair.draft if lost == "target" else again)
     assert asked.sent[-1] == RequestChannel(2, wants_verdicts=True)
 
 
