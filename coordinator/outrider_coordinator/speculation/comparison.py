@@ -41,10 +41,10 @@ class Comparison:
 
     def is_to_switch(self, now: float, *, is_fresh: bool) -> bool:
         """Compare the modes; ``is_fresh``: all prompts have ended since the last choice."""
-        expected, mode, drafting = self._expected, self.mode, self._population.drafting
-        plain_s, lacked_s = expected.plain_round_s, self.text_seconds(self._population.num_uncomputed)
-        is_untouched = is_fresh and not any(session.has_ever_drafted for session in drafting)
-        left_s = expected.left_s(drafting, now, is_speculating=self._is_speculating)
+        expected, mode = self._expected, self.mode
+        plain_s, lacked_s = expected.plain_round_s, expected.text_seconds(self._population.num_uncomputed)
+        is_untouched = is_fresh and not self._population.has_ever_drafted
+        left_s = expected.left_s(now, is_speculating=self._is_speculating)
         rates = self._rates(now)
         if is_untouched:  # going on with speculation has the price of the text too
             rates[Mode.SPECULATIVE] /= 1.0 + lacked_s / max(left_s, plain_s)
@@ -58,12 +58,8 @@ class Comparison:
         expected = self._expected
         # The bonus that began speculation stays until a round of it was timed, and does not grow.
         until_s = self._began_s if self._is_speculating else now
-        speculative = expected.optimistic_rate(len(self._population), until_s - self.speculated_s)
+        speculative = expected.optimistic_rate(until_s - self.speculated_s)
         rates = expected.rates | {Mode.SPECULATIVE: speculative}
         if expected.mode_apart is not None:
             rates[expected.mode_apart] *= _APART_RATIO
         return rates
-
-    def text_seconds(self, num_tokens: float) -> float:
-        """Time in which drafts compute ``num_tokens`` of text."""
-        return self._expected.text_seconds(num_tokens, reads_states=self._population.reads_states)

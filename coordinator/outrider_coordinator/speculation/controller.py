@@ -13,7 +13,7 @@ from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
 from outrider_coordinator.speculation.acceptance import Acceptance
 from outrider_coordinator.speculation.comparison import Comparison
 from outrider_coordinator.speculation.draft_prefill import DraftPrefill
-from outrider_coordinator.speculation.expectation import Choice, Expectation
+from outrider_coordinator.speculation.expectation import Expectation
 from outrider_coordinator.speculation.probe import Probe
 from outrider_coordinator.speculation.rounds import Round, RoundLearner, seconds_of
 from outrider_coordinator.speculation.sessions import ControlledSession, Mode, Population, SessionVerdict
@@ -36,7 +36,7 @@ class DraftLengthController:
         self._acceptance, self._probe = Acceptance(MAX_DRAFT_LENGTH), Probe()
         self._rounds, self._draft_prefill = RoundLearner(self.costs), DraftPrefill()
         self.sessions = Population()
-        self.expectation = Expectation(self.costs, self._acceptance, self._rounds)
+        self.expectation = Expectation(self.sessions, self.costs, self._acceptance, self._rounds)
         self._comparison = Comparison(self.sessions, self.expectation)
         self._rounds_since_choice = self._num_at_choice = 0
         self._chosen_mode = Mode.PLAIN
@@ -91,11 +91,7 @@ class DraftLengthController:
     @property
     def is_measured(self) -> bool:
         """True if speculation was measured with about as many sessions, rather than expected from the profile."""
-        return self.costs.knows_speculation(self.expectation.num_rows(len(self.sessions)))
-
-    def text_seconds(self, num_tokens: float) -> float:
-        """Time in which drafts compute ``num_tokens`` of text."""
-        return self._comparison.text_seconds(num_tokens)
+        return self.costs.knows_speculation(self.expectation.num_rows)
 
     def length(self, session: ControlledSession) -> int:
         """Draft length of the session's next step; 0 while prompts are computed, which longer steps would hold up."""
@@ -283,7 +279,7 @@ class DraftLengthController:
         is_fresh, self._is_fresh, self._is_choice_awaited = self._is_fresh, False, False
         self._rounds_since_choice = 0
         if not self._take_better(is_fresh=is_fresh):
-            self._take(Mode.PLAIN, None)
+            self._take(Mode.PLAIN)
         elif self.mode is Mode.PLAIN:
             self._probe_if_due()
         self._update_draft_prefill()
@@ -299,25 +295,24 @@ class DraftLengthController:
 
     def _choose_at_arrival(self) -> None:
         """Choose the mode of a burst as it arrives: while no session has drafted, a switch costs only drafts' text."""
-        if not any(session.has_ever_drafted for session in self.sessions):
+        if not self.sessions.has_ever_drafted:
             self._take_better(is_fresh=True)
 
     def _take_better(self, *, is_fresh: bool) -> bool:
         """Compare both modes and take the better one; returns False, taking none, where no session may draft."""
         self._num_at_choice = len(self.sessions)
-        choice = self.expectation.estimate(tuple(self.sessions), self.sessions.context)
-        if choice is None:
+        if not self.expectation.estimate():
             return False
         is_to_switch = self._comparison.is_to_switch(self._busy_s, is_fresh=is_fresh)
-        self._take(self.mode.other if is_to_switch else self.mode, choice)
+        self._take(self.mode.other if is_to_switch else self.mode)
         return True
 
-    def _take(self, mode: Mode, choice: Choice | None) -> None:
+    def _take(self, mode: Mode) -> None:
         """Set the mode, and the lengths."""
         if self._comparison.take(mode, self._busy_s):
             self._probe.end(self._busy_s)
-        if mode is Mode.SPECULATIVE and choice is not None:
-            self.sessions.set_length(min(choice.length, self._longest_ahead))
+        if mode is Mode.SPECULATIVE:
+            self.sessions.set_length(min(self.expectation.length, self._longest_ahead))
         elif not self._probe.sessions:
             self.sessions.set_length(0)
 
@@ -328,9 +323,9 @@ class DraftLengthController:
         """
         if not any(session.is_ahead for session in self.sessions):
             return MAX_DRAFT_LENGTH
-        return self.costs.longest_beside(self.expectation.num_rows(len(self.sessions)), self.sessions.context)
+        return self.costs.longest_beside(self.expectation.num_rows, self.sessions.context)
 
     def _probe_if_due(self) -> None:
         if self._probe.is_due(self._busy_s):
             plain_s = self.expectation.plain_round_s
-            self._probe.begin(self._busy_s, tuple(self.sessions), plain_s, self._comparison.text_seconds(1.0))
+            self._probe.begin(self._busy_s, tuple(self.sessions), plain_s, self.expectation.text_seconds(1.0))

@@ -9,14 +9,14 @@ Shape letters: ``B`` sessions, ``K`` draft lengths from 1 on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from outrider_coordinator.speculation.acceptance import PRIOR_TOKENS, Acceptance
 from outrider_coordinator.speculation.rounds import RoundLearner
-from outrider_coordinator.speculation.sessions import ControlledSession, Mode
+from outrider_coordinator.speculation.sessions import Mode, Population
 from outrider_coordinator.speculation.step_costs import Average, StepCosts
 
 _RENEWAL_S = 30.0
@@ -26,7 +26,7 @@ _MAX_OPTIMISM = 0.15
 _NUM_ROUNDS_WITHOUT_OPTIMISM = 24
 """Speculative rounds after which there is no optimism bonus."""
 _TAIL_A_DOUBLING = 0.016
-"""Share of the rate that speculation loses with each doubling of the sessions: they end at different times."""
+"""Share by which rounds of speculation count longer for each doubling of the sessions: these end at different times."""
 _DEFAULT_REQUEST_S = 1.0
 """Seconds that a request is assumed to take before any has ended."""
 
@@ -42,11 +42,6 @@ class Choice:
     tokens: float
     """Tokens of all sessions together."""
     seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds if self.seconds > 0.0 else 0.0
 
 
 def best_choice(by_position: np.ndarray, limits: Sequence[int], seconds: RoundSeconds) -> Choice | None:
@@ -68,50 +63,53 @@ def best_choice(by_position: np.ndarray, limits: Sequence[int], seconds: RoundSe
 class Expectation:
     """Rates that are expected of the sessions of one target."""
 
-    def __init__(self, costs: StepCosts, acceptance: Acceptance, rounds: RoundLearner) -> None:
-        self.rates = {Mode.PLAIN: 0.0, Mode.SPECULATIVE: 0.0}
-        """Tokens per second of each mode at the last choice."""
+    def __init__(self, population: Population, costs: StepCosts, acceptance: Acceptance, rounds: RoundLearner) -> None:
         self.rounds: dict[Mode, tuple[float, float]] = dict.fromkeys(Mode, (0.0, 0.0))
         """Tokens and seconds of a round of each mode at the last choice."""
         self.length = 0
         """Draft length of that speculation."""
         self.request_s = Average()
         """Seconds that requests take."""
-        self._costs, self._acceptance, self._learner = costs, acceptance, rounds
+        self._population, self._costs, self._acceptance, self._learner = population, costs, acceptance, rounds
+
+    @property
+    def rates(self) -> dict[Mode, float]:
+        """Tokens per second of each mode at the last choice."""
+        return {mode: tokens / seconds if seconds else 0.0 for mode, (tokens, seconds) in self.rounds.items()}
 
     @property
     def plain_round_s(self) -> float:
         """Seconds of a plain round."""
         return self.rounds[Mode.PLAIN][1]
 
-    def num_rows(self, num_sessions: int) -> int:
+    @property
+    def num_rows(self) -> int:
         """Sessions in a forward, those of other coordinators included."""
-        return num_sessions + round(self._learner.other_rows.value)
+        return len(self._population) + round(self._learner.other_rows.value)
 
-    def estimate(self, sessions: Sequence[ControlledSession], context: float) -> Choice | None:
-        """Estimate both modes; returns the best speculation, None where no session may draft."""
-        rows = self.num_rows(len(sessions))
-        plain_s = self._costs.plain(rows, context)
-        limits = [session.limit for session in sessions]
+    def estimate(self) -> bool:
+        """Estimate both modes, speculation with its best length; False where no session may draft."""
+        rows, context = self.num_rows, self._population.context
+        self.rounds[Mode.PLAIN] = len(self._population), self._costs.plain(rows, context)
         choice = best_choice(
-            self._acceptance.by_position(), limits, lambda drafted: self._costs.speculative(rows, context, drafted)
+            self._acceptance.by_position(),
+            [session.limit for session in self._population],
+            lambda drafted: self._costs.speculative(rows, context, drafted),
         )
-        self.rounds[Mode.PLAIN] = len(sessions), plain_s
-        self.rates[Mode.PLAIN] = len(sessions) / plain_s
-        if choice is not None:
-            self.length = choice.length
-            self.rounds[Mode.SPECULATIVE] = choice.tokens, choice.seconds
-            self.rates[Mode.SPECULATIVE] = choice.rate / (1.0 + _TAIL_A_DOUBLING * math.log2(rows))
-        return choice
+        if choice is None:
+            return False
+        self.length = choice.length
+        self.rounds[Mode.SPECULATIVE] = choice.tokens, choice.seconds * (1.0 + _TAIL_A_DOUBLING * math.log2(rows))
+        return True
 
-    def optimistic_rate(self, num_sessions: int, since_s: float) -> float:
+    def optimistic_rate(self, since_s: float) -> float:
         """Rate of speculation, with a bonus where it was hardly measured: trying it corrects a wrong profile.
 
         ``since_s``: seconds since a round of it was timed.
         """
         if self._acceptance.num_judged < PRIOR_TOKENS:  # hardly anything is known of the acceptance either
             return self.rates[Mode.SPECULATIVE]
-        num_rounds = self._costs.num_speculative_rounds(self.num_rows(num_sessions))
+        num_rounds = self._costs.num_speculative_rounds(self.num_rows)
         unknown = max(0.0, 1.0 - num_rounds / _NUM_ROUNDS_WITHOUT_OPTIMISM)
         return self.rates[Mode.SPECULATIVE] * (1.0 + _MAX_OPTIMISM * min(max(unknown, since_s / _RENEWAL_S), 1.0))
 
@@ -123,10 +121,11 @@ class Expectation:
         do_draft = self._learner.other_drafts.value > 0.5 * self.length
         return Mode.PLAIN if do_draft else Mode.SPECULATIVE
 
-    def left_s(self, sessions: Collection[ControlledSession], busy_s: float, *, is_speculating: bool) -> float:
+    def left_s(self, busy_s: float, *, is_speculating: bool) -> float:
         """Time for which the sessions will be served: as requests take usually; where they have taken longer, or none
         has ended, as long again as so far.
         """
+        sessions = [session for session in self._population if session.limit]
         left_s = self.plain_round_s * sum(session.num_left for session in sessions) / max(len(sessions), 1)
         served = [busy_s - session.began_s for session in sessions if session.began_s is not None]
         if not served:
@@ -137,7 +136,7 @@ class Expectation:
             return min(left_s, usual_s if usual_s > 0.0 else served_s)
         return min(left_s, served_s if served_s and not is_speculating else _DEFAULT_REQUEST_S)
 
-    def text_seconds(self, num_tokens: float, *, reads_states: bool) -> float:
+    def text_seconds(self, num_tokens: float) -> float:
         """Time in which drafts take in text; those that read hidden states have the target compute it again."""
-        again_s = self._costs.scored_token_seconds if reads_states else 0.0
+        again_s = self._costs.scored_token_seconds if self._population.reads_states else 0.0
         return num_tokens * (again_s + self._costs.text_token_seconds)

@@ -70,7 +70,7 @@ def log_fields(target: object, controller: DraftLengthController) -> dict[str, o
         "speculation_is_measured": controller.is_measured,
         "has_profile": controller.costs.has_profile,
         "lacked_tokens": controller.sessions.num_uncomputed,
-        "lacked_ms": round(1e3 * controller.text_seconds(controller.sessions.num_uncomputed), 2),
+        "lacked_ms": round(1e3 * expected.text_seconds(controller.sessions.num_uncomputed), 2),
     }
     for mode, (tokens, seconds) in expected.rounds.items():
         found[f"{mode}_tokens_per_s"] = round(expected.rates[mode], 1)

@@ -115,9 +115,9 @@ class Population:
         return any(session.limit for session in self._sessions)
 
     @property
-    def drafting(self) -> list[ControlledSession]:
-        """Sessions whose requests allow drafts."""
-        return [session for session in self._sessions if session.limit]
+    def has_ever_drafted(self) -> bool:
+        """True if any session has drafted on this target."""
+        return any(session.has_ever_drafted for session in self._sessions)
 
     @property
     def reads_states(self) -> bool:

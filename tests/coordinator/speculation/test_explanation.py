@@ -117,5 +117,6 @@ def test_drafting_that_is_slower_than_expected_is_not_said_to_pay() -> None:
     """The mode changes once that gains more than the change costs."""
     controller = policy_of(1, 0.9, 2.0).controller(TARGET)
     assert controller is not None and controller.is_speculating
-    controller.expectation.rates[Mode.SPECULATIVE] = 0.8 * controller.expectation.rates[Mode.PLAIN]
+    tokens, seconds = controller.expectation.rounds[Mode.PLAIN]
+    controller.expectation.rounds[Mode.SPECULATIVE] = 0.8 * tokens, seconds
     assert reason_of(controller).startswith("drafting goes on: expected 0.80 of")

@@ -48,7 +48,7 @@ def test_the_best_length_is_found(acceptance: float, per_step: float) -> None:
     rates = tokens / seconds(np.arange(1, 9))
     assert choice.length == 1 + int(np.argmax(rates))
     assert choice.tokens == pytest.approx(tokens[choice.length - 1])
-    assert choice.rate == pytest.approx(max(rates))
+    assert choice.tokens / choice.seconds == pytest.approx(max(rates))
 
 
 def test_tokens_past_a_sessions_limit_are_not_counted() -> None:
@@ -66,19 +66,21 @@ def test_nothing_is_chosen_where_no_session_may_draft() -> None:
 def test_requests_that_take_longer_than_usual_are_expected_to_take_as_long_again() -> None:
     """Otherwise nothing would pay for a change of the mode any more."""
     costs = StepCosts()
-    expected = Expectation(costs, Acceptance(4), RoundLearner(costs))
-    session = ControlledSession(4)
+    population, session = Population(), ControlledSession(4)
+    expected = Expectation(population, costs, Acceptance(4), RoundLearner(costs))
     session.began_s = 0.0
-    expected.estimate([session], 0.0)
-    assert expected.left_s([session], 5.0, is_speculating=False) == pytest.approx(5.0)  # none has ended
+    population.add(session)
+    assert expected.estimate()
+    assert expected.left_s(5.0, is_speculating=False) == pytest.approx(5.0)  # none has ended
     expected.request_s.note(2.0)
-    found = [expected.left_s([session], now, is_speculating=False) for now in (0.5, 5.0)]
+    found = [expected.left_s(now, is_speculating=False) for now in (0.5, 5.0)]
     assert found == pytest.approx([1.5, 5.0])
 
 
 def test_only_changes_of_the_mode_are_counted() -> None:
     costs = StepCosts()
-    comparison = Comparison(Population(), Expectation(costs, Acceptance(4), RoundLearner(costs)))
+    population = Population()
+    comparison = Comparison(population, Expectation(population, costs, Acceptance(4), RoundLearner(costs)))
     taken = [comparison.take(mode, 0.0) for mode in (Mode.PLAIN, Mode.SPECULATIVE, Mode.SPECULATIVE)]
     assert taken == [False, True, False]
     assert comparison.num_switches == 1
