@@ -28,7 +28,7 @@ class ControlledSession:
 
     __slots__ = (
         "began_s", "context", "has_begun", "has_drafted", "has_ever_drafted", "is_ahead", "length", "limit",
-        "max_tokens", "num_left", "num_probes", "num_rounds", "num_states", "num_uncomputed", "reads_states",
+        "num_left", "num_probes", "num_rounds", "num_states", "num_uncomputed", "reads_states",
         "round_began",
     )  # fmt: skip
 
@@ -37,7 +37,7 @@ class ControlledSession:
     ) -> None:
         """``limit``: largest draft length; ``max_tokens``: maximum of the tokens to come."""
         self.limit = limit
-        self.max_tokens = self.num_left = max_tokens
+        self.num_left = max_tokens
         self.context = num_prompt_tokens
         """Committed tokens."""
         self.reads_states = reads_states
