@@ -143,3 +143,12 @@ def test_a_model_is_as_before_its_profile(monkeypatch: pytest.MonkeyPatch) -> No
     assert profile_draft(runner, max_rows=8, max_length=0, bound_s=10.0) == ()
     assert (runner.num_forwards, runner.sequences.pool.num_free) == (0, 800)
     runner.sequences.check_integrity()
+
+
+def test_hybrids_are_measured_with_as_many_rows_as_have_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_profile, "SHORT_CONTEXT", 8)
+    runner = poisoned_runner(build("qwen3_5_text"), page_size=16, num_state_slots=4)
+    found = profile_target(runner, max_rows=8, max_length=2, bound_s=10.0)
+    assert {cost.num_rows for cost in found} == {1}
+    states = runner.sequences.states
+    assert states is not None and states.pool.num_free == 4
