@@ -457,3 +457,20 @@ def test_pushes_are_read_as_they_were_written() -> None:
 def test_proposals_are_no_pushes() -> None:
     message = take_proposals(bytearray(to_bytes(proposals([1, 2], [2, 1]))))
     assert message is not None and pushes_in(message) is None
+
+
+@pytest.mark.parametrize("begins_next", [False, True])
+def test_pushes_are_taken_where_the_target_begins_steps_by_itself(ends: Ends, *, begins_next: bool) -> None:
+    ends.tell_target(RequestChannel(1, wants_verdicts=True, begins_next=begins_next))
+    ends.tell_draft(ends.from_target.get(timeout=DEADLINE_S))
+    assert ends.from_draft.get(timeout=DEADLINE_S).is_open
+    pushed = replace(pushes([(7, 12, 5, [1, 2, 3])]), channel=1)
+    ends.sender.send(LINK, EventBatch((), batched=(pushed,)))  # type: ignore[arg-type]
+    waited, sent = ahead([1], [2]), proposals([1], [2])
+    ends.tell_target(waited)
+    ends.send(sent)
+    if begins_next:
+        assert ends.scored.get(timeout=DEADLINE_S).rows() == pushed.rows()
+    scored = ends.scored.get(timeout=DEADLINE_S)
+    check_whole(scored, sent, waited)
+    assert scored.begins_next is begins_next

@@ -14,9 +14,10 @@ from outrider.batched import U4, U8, AnswerBatch, StateBatch, token_scores
 from outrider.limits import LINK_COMMANDS
 from outrider.planes import ID_BYTES
 from outrider.ports import CloseChannel, EventBatch, OfferChannel, RequestChannel
+from outrider.proposal_channel.pushes import ChainStart
 from outrider.proposal_channel.receiver import ProposalReceiver
-from outrider.proposal_channel.verdicts import StateVerdicts, Verdicts, take_verdicts, to_bytes, verdicts_on
-from tests.proposal_channel.test_channel import DEADLINE_S, LINK, Ends, eventually, only_channel
+from outrider.proposal_channel.verdicts import UNKNOWN, StateVerdicts, Verdicts, take_verdicts, to_bytes, verdicts_on
+from tests.proposal_channel.test_channel import DEADLINE_S, LINK, Ends, eventually, only_channel, proposals
 
 
 def scores(tokens: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]], *, channel: int = 1) -> AnswerBatch[Any]:
@@ -133,6 +134,16 @@ def send(ends: Ends, batched: AnswerBatch[Any]) -> AnswerBatch[Any]:
     return left
 
 
+def check_unsaid(ends: Ends, batched: AnswerBatch[Any]) -> None:
+    """Scores of which the draft reads no verdict between two that are sent around them."""
+    channel, said = only_channel(ends.receiver), verdicts_on(scores([[9]], [[]]))
+    assert said is not None
+    eventually(lambda: channel.send(to_bytes(said)))  # once the target's end serves it
+    assert send(ends, batched).channel == 0
+    assert channel.send(to_bytes(said))
+    assert [as_rows(ends.verdicts.get(timeout=DEADLINE_S)) for _ in range(2)] == [as_rows(said)] * 2
+
+
 def test_verdicts_reach_the_draft_and_scores_name_no_channel_any_more(ends: Ends) -> None:
     ends.open()
     sent = scores([[1, 2, 3]], [[1, 2]])
@@ -148,15 +159,25 @@ def test_a_draft_that_wants_none_gets_none(ends: Ends) -> None:
     assert isinstance(offer, OfferChannel)
     ends.tell_draft(offer)
     assert ends.from_draft.get(timeout=DEADLINE_S).is_open
-    assert send(ends, scores([[1, 2]], [[1]])).channel == 0
-    assert ends.verdicts.empty()
+    check_unsaid(ends, scores([[1, 2]], [[1]]))
 
 
 @pytest.mark.parametrize("channel", [0, 2])
 def test_scores_of_no_channel_bring_no_verdict(ends: Ends, channel: int) -> None:
     ends.open()
-    assert send(ends, scores([[1, 2]], [[1]], channel=channel)).channel == 0
-    assert ends.verdicts.empty()
+    check_unsaid(ends, scores([[1, 2]], [[1]], channel=channel))
+
+
+@pytest.mark.parametrize("is_chained", [False, True])
+def test_a_chained_draft_goes_on_from_what_it_has_sent(ends: Ends, *, is_chained: bool) -> None:
+    ends.tell_draft(replace(ends.offer(), is_chained=is_chained))
+    assert ends.from_draft.get(timeout=DEADLINE_S).is_open
+    assert ends.send(proposals([4, 6], [3, 1])).channel == 1
+    assert ends.verdicts.empty() is not is_chained
+    if is_chained:
+        start = ends.verdicts.get()
+        assert isinstance(start, ChainStart) and start.channel == 1
+        assert as_rows(start.verdicts) == [(7, 5, 20, 3, 1002, UNKNOWN), (8, 7, 20, 1, 1003, UNKNOWN)]
 
 
 def test_a_channel_that_has_ended_brings_none(ends: Ends) -> None:

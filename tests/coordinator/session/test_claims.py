@@ -12,7 +12,9 @@ import pytest
 
 from outrider.batched import AnswerBatch, token_scores
 from outrider.ports import Extend, Proposal, Score, Scores
-from outrider_coordinator.session.prepared_claims import PreparedClaims
+from outrider_coordinator.session import table_columns as col
+from outrider_coordinator.session.prepared_claims import PreparedClaims, waits_for_claimed
+from outrider_coordinator.session.state import DRAFTING, SCORING
 from outrider_coordinator.session.steps import MAX_SILENT_STEPS
 from outrider_coordinator.session.transitions import SCORES, answered
 from tests.coordinator.session.test_transitions import VOCAB, Twins, answer, as_batch
@@ -126,3 +128,40 @@ def test_the_comparison_finds_a_claim_of_another_text(monkeypatch: pytest.Monkey
     with pytest.raises((AssertionError, IndexError)):
         for seed in range(3):
             test_claims_of_many_are_those_of_each_alone(seed, is_controlled=False)
+
+
+CLAIMED = {
+    col.STATUS: SCORING, col.FLAGS: col.CLAIMS, col.LENGTH: 20, col.TARGET_HELD: 19, col.REMAINING: 5,
+    col.DRAFT_OPENED: 3, col.PROPOSAL_OPENED: 2,
+}  # fmt: skip
+"""A row that has claimed a step."""
+PROPOSED = {**CLAIMED, col.FLAGS: 0, col.NUM_DRAFTED: 2, col.PROPOSAL_OPENED: 3}
+"""A row whose target scores the two draft tokens of its proposal."""
+
+
+@pytest.mark.parametrize(
+    ("row", "waits"),
+    [
+        (CLAIMED, True),
+        (PROPOSED, True),
+        *[(PROPOSED | {col.FLAGS: flag}, False) for flag in (
+            col.PAUSED, col.HAS_PART, col.IS_SLOW, col.IS_LATE, col.IS_SPARSE, col.READS_STATES, col.HAS_GRAMMAR,
+            1 << col.DRAFT_READINESS,
+        )],
+        (PROPOSED | {col.STATUS: DRAFTING}, False),
+        (PROPOSED | {col.TARGET_HELD: 18}, False),
+        (PROPOSED | {col.LENGTH: 1, col.TARGET_HELD: 0}, False),
+        (PROPOSED | {col.DRAFT_ASKED: 9}, False),
+        (PROPOSED | {col.NUM_PLAIN: MAX_SILENT_STEPS}, False),
+        (PROPOSED | {col.REMAINING: 4}, False),
+        (PROPOSED | {col.NUM_DRAFTED: 3}, False),
+        (PROPOSED | {col.PROPOSAL_OPENED: 2}, False),
+        (CLAIMED | {col.FLAGS: 0}, False),
+    ],
+)  # fmt: skip
+def test_rows_wait_for_scores_after_which_they_may_claim(row: dict[int, int], *, waits: bool) -> None:
+    """Two draft tokens each. A draft that was opened anew since does not hold its proposal."""
+    rows = np.zeros((1, col.NUM_COLUMNS), dtype=np.int64)
+    for column, value in row.items():
+        rows[0, column] = value
+    assert waits_for_claimed(rows, np.array([2])).tolist() == [waits]
