@@ -68,8 +68,7 @@ class _Chain:
             return True
         held = self.session.sequence.length
         if self.new_tokens:  # the loop before has not begun: what is held past ``kept`` may be another text
-            held = self.kept
-            last = last if accepted else self.new_tokens[-1]
+            held, last = self.kept, self.new_tokens[-1]
         self.kept = min(text, held)
         self.new_tokens = [last, following][-1 - (text - self.kept) :]
         return text - self.kept < _MAX_NEW_TOKENS

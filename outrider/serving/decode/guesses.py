@@ -81,12 +81,9 @@ class Guesses:
                 self._due[session.key] = _Sent(session, session.generation, base + count, length, last, channel, base)
 
     def next_step(self, now_ns: int) -> DecodeBatch | None:
-        """The loop of all that is due on one link; None where it cannot be begun. Nothing of them is due any more."""
+        """The loop of all that is due, which is of one message; None where it cannot be begun. Nothing is due then."""
         due = [sent for sent in self._due.values() if sent.session.generation == sent.generation]
         self._due = {}
-        due = [
-            sent for sent in due if sent.session.link_id == due[0].session.link_id and sent.channel == due[0].channel
-        ]
         self.running = self._step(due, now_ns) if due else None
         return self.running
 

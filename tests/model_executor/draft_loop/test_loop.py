@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError
+from outrider.kernels.draft_sampling.layout import DrawColumn, Method
 from outrider.kernels.paged_attention import DevicePlan
 from outrider.kv_cache import KVCacheLayout, KVCacheManager, KVCacheSpec, KVSequence, PagePool
 from outrider.model_executor.device_inputs import BatchFrame
@@ -30,6 +31,7 @@ from outrider.model_executor.graph_capture import CaptureBound, CaptureLimits, N
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
 from outrider.ports import Open
+from outrider.randomness.streams import Stream
 from outrider.sampling import Drawn, LogitRow, propose
 from outrider.sampling.draws import gumbel_argmax_by_groups
 from outrider.sampling.session import SessionSampling
@@ -242,6 +244,19 @@ def test_a_loop_that_guesses_first_draws_what_follows_its_guess(cut: dict[str, A
         assert isinstance(evidence, SparseEvidence) and evidence.counts[0] == 0
         own = SparseEvidence(evidence.counts[1:], evidence.token_ids, evidence.probs)
         check(Draws(tuple(rest), own), one_by_one(follows, text))
+
+
+def test_a_guess_leaves_the_words_of_later_proposals_as_they_were() -> None:
+    rig = Rig()
+    rows = [DraftRow(metadata(opened(seed, temperature=0.9)), rig.sequence([7] * 5), [7], 3, 6) for seed in range(2)]
+    batched = as_batch(rows)
+    before = batched.words().copy()
+    batched.guessed_from = [4, 4]
+    guesses = batched.words()
+    assert set(guesses[:, DrawColumn.METHOD].tolist()) == {Method.GROUPED}
+    assert set(guesses[:, DrawColumn.STREAM].tolist()) == {Stream.OUTSIDE}
+    batched.guessed_from = None
+    assert batched.words().tolist() == before.tolist()
 
 
 def compare_columns_with_rows(seed: int, kinds: set[type]) -> None:

@@ -278,21 +278,35 @@ class LoopingExecutor(CountingExecutor):
         return True
 
 
-def test_targets_take_turns() -> None:
-    executor = LoopingExecutor(Runner(100))  # type: ignore[arg-type]
+def chains_of(sequence: Any, num_sessions: int, executor: Any) -> DraftsAhead:
+    """Chains of sessions that all hold as much as one sequence."""
     ignored: Any = SimpleNamespace(lookahead=SimpleNamespace())
-    sequence: Any = SimpleNamespace(length=PROMPT + K - 1)
     sessions = {
         number: Session(0, open_session(number, prompt_length=1, max_length=99, num_token_ids=9), sequence, 99, 1)
-        for number in range(6)
+        for number in range(num_sessions)
     }
     table: Any = SimpleNamespace(get=lambda _, number: sessions[number], prefix_hash=lambda *_: EMPTY_PREFIX)
-    chains = DraftsAhead(table, executor, ignored, ignored, ServiceStats())
+    return DraftsAhead(table, executor, ignored, ignored, ServiceStats())
+
+
+@pytest.mark.parametrize("reads_states", [False, True])
+def test_a_draft_that_reads_states_begins_no_chain(*, reads_states: bool) -> None:
+    executor: Any = LoopingExecutor(Runner(100))  # type: ignore[arg-type]
+    executor.reads_states = reads_states
+    chains = chains_of(SimpleNamespace(length=PROMPT + K - 1), 1, executor)
+    start = ChainStart(verdicts_of([(0, 2, PROMPT, K, 5, UNKNOWN)]), CHANNEL)
+    assert bool(list(chains.start(0, start))) is not reads_states
+    assert chains.is_due is not reads_states
+
+
+def test_targets_take_turns() -> None:
+    sequence: Any = SimpleNamespace(length=PROMPT + K - 1)
+    chains = chains_of(sequence, num_sessions := 6, LoopingExecutor(Runner(100)))  # type: ignore[arg-type]
 
     def verdict(number: int, base: int) -> Verdicts:
         return verdicts_of([(number, 2, base, K, 5, UNKNOWN)])
 
-    for number in sessions:
+    for number in range(num_sessions):
         assert list(chains.start(0, ChainStart(verdict(number, PROMPT), CHANNEL + number % 3)))
     served: list[int] = []
     for turn in range(9):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Proposal, Release
 from outrider.proposal_channel.pushes import ChainStart
 from outrider.proposal_channel.verdicts import UNKNOWN, Verdicts
-from outrider.types import SamplingParams, SparseEvidence, SparseScores, Support
+from outrider.types import AcceptanceMethod, Grammar, GrammarKind, SamplingParams, SparseEvidence, SparseScores, Support
 from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core
 from outrider_target.service import build_core
@@ -226,3 +227,31 @@ def test_nothing_is_begun_beside_other_sessions(num_sent: int) -> None:
         text += [*event.token_ids, token_id]
     check_same(drafting.ask([len(text) - 2 for text in drafting.texts]), drafting.texts)
     assert drafting.counts() == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "method", "begins"),
+    [
+        (SamplingParams(temperature=0.0), AcceptanceMethod.REJECTION, "verdicts"),
+        (SAMPLING, AcceptanceMethod.COUPLED, "verdicts"),
+        (SAMPLING, AcceptanceMethod.REJECTION, "guesses"),
+    ],
+)
+def test_what_a_session_begins_follows_from_its_rule(
+    sampling: SamplingParams, method: AcceptanceMethod, begins: str
+) -> None:
+    """Nothing, if it is to take turns or has a grammar."""
+    driver = new_draft()
+    opened = open_session(
+        prompt_length=PROMPT, max_length=LENGTH, num_token_ids=VOCABULARY, sampling=sampling, acceptance_method=method
+    )
+    driver.run(opened, extend_item(0, 2, [20] * PROMPT, K))
+    session: Any = driver.core.sessions.get(0, 0)
+    executor = driver.core.executor
+    assert (executor.follows_verdicts(session), executor.may_guess(session)) == (
+        begins == "verdicts", begins == "guesses",
+    )  # fmt: skip
+    grammar = Grammar(GrammarKind.REGEX, "a+")
+    for other in (replace(opened, in_turn=True), replace(opened, sampling=replace(sampling, grammar=grammar))):
+        session.open = other
+        assert not executor.follows_verdicts(session) and not executor.may_guess(session)
