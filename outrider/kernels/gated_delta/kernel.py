@@ -101,6 +101,23 @@ def _convolve_kernel(
         tl.store(target + column, found, mask=is_token & is_column)
 
 
+@triton.jit
+def _token_at(
+    inputs_ptr, log_ptr, row_ptr, position, kept, first, is_token, queries, keys, values, is_key, is_value, gates, size,
+    NUM_HEADS: tl.constexpr, LOG: tl.constexpr,
+):  # fmt: skip
+    """Query, key, value, and the inputs of rate and decay of the token at ``position``, whose channels are at
+    ``row_ptr``; a replayed one has no query.
+    """
+    is_own = is_token & (position >= kept)
+    query = tl.load(row_ptr + queries, mask=is_key & is_own, other=0.0)
+    key = tl.load(row_ptr + keys, mask=is_key & is_token, other=0.0)
+    value = tl.load(row_ptr + values, mask=is_value & is_token, other=0.0)
+    rate = input_at(inputs_ptr, log_ptr, position, kept, first, gates, is_token, size, LOG)
+    wide = input_at(inputs_ptr, log_ptr, position, kept, first, gates + NUM_HEADS, is_token, size, LOG)
+    return query, key, value, rate, wide
+
+
 @triton.jit(do_not_specialize_on_alignment=INDICES)
 def _delta_kernel(
     inputs_ptr,  # [T, N]
@@ -152,18 +169,24 @@ def _delta_kernel(
     slope, bias = tl.load(decay_ptr + head), tl.load(bias_ptr + head)
     is_long = IN_CHUNKS & (count > LOG)
     last = tl.where(is_long, kept, length)
+    row_ptr = _channels_of(own_ptr, replayed_ptr, start, kept, first, row, channels, LOG)
+    next_q, next_k, next_v, next_rate, next_wide = _token_at(
+        inputs_ptr, log_ptr, row_ptr, start, kept, first, start < last, queries, keys, values, is_key, is_value,
+        channels + head, size, NUM_HEADS, LOG,
+    )  # fmt: skip
     for token in range(start, last):
-        row_ptr = _channels_of(own_ptr, replayed_ptr, token, kept, first, row, channels, LOG)
-        k = tl.load(row_ptr + keys, mask=is_key, other=0.0)
-        v = tl.load(row_ptr + values, mask=is_value, other=0.0)
-        rate = rate_of(input_at(inputs_ptr, log_ptr, token, kept, first, channels + head, True, size, LOG))
-        wide = input_at(inputs_ptr, log_ptr, token, kept, first, channels + NUM_HEADS + head, True, size, LOG)
+        q, k, v, rate, wide = next_q, next_k, next_v, rate_of(next_rate), next_wide
+        # The next token's are loaded while this one is computed.
+        row_ptr = _channels_of(own_ptr, replayed_ptr, token + 1, kept, first, row, channels, LOG)
+        next_q, next_k, next_v, next_rate, next_wide = _token_at(
+            inputs_ptr, log_ptr, row_ptr, token + 1, kept, first, token + 1 < last, queries, keys, values, is_key,
+            is_value, channels + head, size, NUM_HEADS, LOG,
+        )  # fmt: skip
         state = state * tl.exp(decay_of(wide, slope, bias))
         state += k[:, None] * (rate * (v - tl.sum(state * k[:, None], 0)))[None, :]
         if token + 1 == end:
             tl.store(states_ptr + places, state, mask=in_state)
         if token >= kept:
-            q = tl.load(row_ptr + queries, mask=is_key, other=0.0)
             place = (first + token - kept) * NUM_HEADS + head
             tl.store(out_ptr + place * VALUE_DIM + value, tl.sum(state * q[:, None], 0), mask=is_value)
     if is_long:
