@@ -66,9 +66,10 @@ class Sessions:
         self.traced: list[tuple[int, int]] = []
         """Session and generation of each claim that is traced."""
         self.texts = [Text(number, [20 + number] * PROMPT) for number in range(NUM_SESSIONS)]
-        self._open(self.texts)
+        self.open(self.texts)
 
-    def _open(self, texts: Sequence[Text]) -> None:
+    def open(self, texts: Sequence[Text]) -> None:
+        """Open sessions, anew if they have ended."""
         for text in texts:
             text.generation += 1
             self.driver.send(open_session(
@@ -84,7 +85,7 @@ class Sessions:
         for event in events:
             text = self.texts[event.session]
             if isinstance(event, SessionLost):
-                self._open([text])
+                self.open([text])
                 continue
             assert isinstance(event, Scores)
             assert (event.generation, event.base_length) == (text.generation, len(text.tokens))
@@ -444,6 +445,51 @@ def test_an_overtaken_command_claims_nothing(monkeypatch: pytest.MonkeyPatch) ->
     sessions.claim([text])
     sessions.take(sessions.until_idle())
     assert text.tokens == expected_texts(GREEDY, LENGTH - 4)[0][: len(text.tokens)]
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_what_was_pushed_goes_with_its_session(is_ended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another session of its number and text is not scored with it."""
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 10**15)
+    sessions, known = Sessions(1, GREEDY), expected_texts(GREEDY, LENGTH - 4)[0]
+    text = sessions.texts[0]
+
+    def go_on() -> int:
+        sessions.score_directly([text], [[1, 1]])  # arrays are a step from the second on
+        base = len(text.tokens)
+        sessions.score_directly([text], [known[base : base + 2]])
+        assert text.goes_on
+        return base + 2
+
+    base = go_on()
+    sessions.push([(0, base, known[base : base + 4])])
+    if is_ended:
+        sessions.driver.core.handle(0, (Release(0, text.generation + 1),))
+        text.tokens, text.generation = [20] * PROMPT, text.generation + 1
+        sessions.open([text])
+        go_on()
+        monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 0)
+    sessions.claim([text])
+    sessions.take(sessions.until_idle())
+    assert sessions.num_with_drafts == (not is_ended)
+
+
+@pytest.mark.parametrize("pushes", [False, True])
+def test_a_draft_that_was_too_late_is_waited_for_once_it_pushes_again(
+    pushes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 0)
+    sessions = Sessions(1, GREEDY)
+    text = sessions.texts[0]
+    sessions.begin_chains([text])
+    assert not sessions.until_idle(), "it was begun without draft tokens"
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 10**15)
+    if pushes:
+        sessions.push([(0, len(text.tokens) - 1, [1])])
+    sessions.claim([text])
+    sessions.take(sessions.until_idle())
+    assert text.goes_on
+    assert bool(sessions.driver.core.decode.ahead.pause_ns()) is pushes
 
 
 @pytest.mark.parametrize("patience_ns", [0, 10**15], ids=["computed", "due"])
