@@ -27,7 +27,9 @@ Heads are drafts that read hidden states: EAGLE, EAGLE-3, DFlash, Medusa and MLP
 |---|---|---|
 """
 
-SERVED = """
+SERVED = """\
+* names and shapes: 22 published lists; Gemma 4, GLM-4.5, Qwen2.5, Qwen-VL and MiMo as transformers writes them
+
 `pytest -m slow tests/end_to_end/test_matrix.py` plays 200 prompts of each family and format, and 60 of each model
 through transformers: alone; in small pools, with prefix cache and drafts of 1 to 8 tokens by the model itself; by
 another model over gRPC while draft and target are lost; some shared by two processes. Greedy tokens are
@@ -79,10 +81,8 @@ for any number of ranks.
 Experts are read one by one, as published, or stacked (transformers 5, Qwen3-VL). With `--enable-expert-parallel` each
 GPU has some of them whole. Routers have the type on file, FP8 too.
 
-Adapters (LoRA; merge them), images and other formats, as of 4 bits or with powers of two as scales (`ue8m0`), are not
-served. A killed download later fetches only files that were not whole.
-
-A head on file that differs from the embedding is used, also where `tie_word_embeddings` is true.
+Adapters (LoRA; merge them), images, 4 bits, `ue8m0` scales and other formats are not served. A killed download fetches
+files anew that were not whole.
 """
 
 

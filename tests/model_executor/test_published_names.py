@@ -170,6 +170,39 @@ def test_an_estimate_has_the_published_size(name: str, tmp_path: Path) -> None:
     assert text <= found.weight_bytes <= 1.001 * text
 
 
+GEMMA_4_12B: dict[str, Any] = {
+    "architectures": ["Gemma4UnifiedForConditionalGeneration"], "model_type": "gemma4_unified",
+    "torch_dtype": "bfloat16", "tie_word_embeddings": True,
+    "text_config": {
+        "model_type": "gemma4_unified_text", "vocab_size": 262_144, "hidden_size": 3840, "intermediate_size": 15_360,
+        "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 8, "num_global_key_value_heads": 1,
+        "head_dim": 256, "global_head_dim": 512, "attention_k_eq_v": True, "sliding_window": 1024,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 8, "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0, "use_double_wide_mlp": False, "final_logit_softcapping": 30.0,
+        "max_position_embeddings": 262_144,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+        },
+    },
+}  # fmt: skip
+
+
+def test_gemma_4_has_the_published_shapes(tmp_path: Path) -> None:
+    """Counts and shapes that are known of the 12B, of which no list of all names is at hand."""
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_4_12B))
+    targets = checkpoint_targets(read_model_config(tmp_path))
+    names = [name for name in targets if name.endswith("_proj.weight")]
+    assert (len(names), sum("v_proj" in name for name in names)) == (328, 40)
+    shapes = {
+        "0.self_attn.q_proj.weight": (4096, 3840), "5.self_attn.q_proj.weight": (8192, 3840),
+        "5.self_attn.k_proj.weight": (512, 3840), "5.self_attn.o_proj.weight": (3840, 8192),
+        "0.mlp.down_proj.weight": (3840, 15_360), "5.self_attn.q_norm.weight": (512,),
+        "0.self_attn.q_norm.weight": (256,), "0.layer_scalar": (1,),
+    }  # fmt: skip
+    assert {name: targets[f"model.layers.{name}"].shape for name in shapes} == shapes
+
+
 def test_every_family_is_in_the_table() -> None:
     assert {one.architecture for one in support.FAMILIES} == families.FAMILIES.keys()
 
