@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outrider.architectures import dflash_layers, eagle3_layers
 from outrider.config import Settings, TargetSettings
 from outrider.config.fields import DraftMethod
+from outrider.draft_head_layers import dflash_layers, eagle3_layers
 from outrider.limits.bounded_files import read_of_folder
 from outrider.types import LAST_HIDDEN_STATE
 

@@ -90,22 +90,6 @@ def test_the_longest_context_is_known_where_a_config_says_it(scaling: str, expec
     assert longest_context(config) == expected
 
 
-@pytest.mark.parametrize(
-    ("architecture", "told"),
-    [
-        ("GPT2LMHeadModel", "target model: GPT2LMHeadModel is not supported"),
-        ("LlamaForCausalLM", "has no tokenizer.json"),
-    ],
-)
-def test_an_architecture_that_is_not_supported_is_named_before_a_missing_tokenizer(
-    tmp_path: Path, architecture: str, told: str
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
-    (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ModelError, match=told):
-        check_model_folder(tmp_path, "target", needs_tokenizer=True)
-
-
 def test_the_trained_length_beside_the_scaling_counts_for_the_longest_context() -> None:
     config = {"max_position_embeddings": 2048, "original_max_position_embeddings": 4096, "rope_scaling": {"factor": 4}}
     assert longest_context(config) == 16384

@@ -12,10 +12,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from outrider.architectures import ARCHITECTURES
 from outrider.errors import ModelError
 from outrider.model_executor.models import read_model_config
-from outrider.model_executor.models.families import FAMILIES
 from tests.support.tiny_models import EOS_TOKEN, build_tiny_model, cached_tiny_model
 
 
@@ -76,10 +74,6 @@ def test_the_trained_length_beside_the_scaling_has_priority(tmp_path: Path, rope
     config = read_model_config(write_config(tmp_path, rope_scaling=scaling, original_max_position_embeddings=256))
     assert config.rope.original_max_position == 256
     assert config.max_position == (1024 if rope_type == "yarn" else 512)
-
-
-def test_the_command_line_knows_the_architectures() -> None:
-    assert tuple(FAMILIES) == ARCHITECTURES
 
 
 def test_a_part_of_the_heads_to_turn_is_refused_beside_the_scaling_too(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from outrider.addresses import check_listening
-from outrider.architectures import ARCHITECTURES
 from outrider.cli.stack.plan import LOOPBACK
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Section, Settings, TargetSettings
 from outrider.config.fields import DraftMethod
@@ -91,17 +90,8 @@ def check_model_folder(
     if needs_weights and not any(folder.glob("*.safetensors")):
         raise ModelError(f"{role} model: {folder} has no *.safetensors")
     if needs_tokenizer and not (folder / "tokenizer.json").is_file():
-        _check_architecture(config, role)
         raise ModelError(f"{role} model: {folder} has no tokenizer.json (--tokenizer names another folder)")
     return config
-
-
-def _check_architecture(config: Mapping[str, Any], role: str) -> None:
-    """Raise ``ModelError`` for an architecture that is not supported, whatever else the folder lacks."""
-    named = config.get("architectures")
-    first = named[0] if isinstance(named, list) and named else None
-    if isinstance(first, str) and first not in ARCHITECTURES:
-        raise ModelError(f"{role} model: {first[:60]} is not supported; supported are {', '.join(ARCHITECTURES)}")
 
 
 def check_tokenizer_folder(folder: Path) -> None:

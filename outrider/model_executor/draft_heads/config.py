@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.architectures import eagle3_field, eagle3_layers
+from outrider.draft_head_layers import eagle3_field, eagle3_layers
 from outrider.errors import ModelError
 from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.config_reader import config_of_fields, read_model_config

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.architectures import dflash_layers
+from outrider.draft_head_layers import dflash_layers
 from outrider.errors import ModelError
 from outrider.model_executor.draft_heads.config import check_architecture, for_target, read_number
 from outrider.model_executor.loader.checkpoint import read_tensors
