@@ -15,7 +15,7 @@ from outrider.ports import Extend, Proposal, Score, Scores
 from outrider_coordinator.session import table_columns as col
 from outrider_coordinator.session.prepared_claims import PreparedClaims, waits_for_claimed
 from outrider_coordinator.session.state import DRAFTING, SCORING
-from outrider_coordinator.session.steps import MAX_SILENT_STEPS
+from outrider_coordinator.session.steps import MAX_SILENT_STEPS, may_claim
 from outrider_coordinator.session.transitions import SCORES, answered
 from tests.coordinator.session.test_transitions import VOCAB, Twins, answer, as_batch
 
@@ -128,6 +128,20 @@ def test_the_comparison_finds_a_claim_of_another_text(monkeypatch: pytest.Monkey
     with pytest.raises((AssertionError, IndexError)):
         for seed in range(3):
             test_claims_of_many_are_those_of_each_alone(seed, is_controlled=False)
+
+
+def test_steps_are_claimed_of_as_many_tokens_as_are_wanted_or_none() -> None:
+    """None of a session whose tokens the coordinator draws or checks, or whose draft reads states."""
+    session = Claiming(random.Random(1), 1, LENGTH, num_more=60).loops[0]
+    found = [may_claim(session, num_pushed) for num_pushed in range(LENGTH + 2)]
+    assert found == [num_pushed in (0, LENGTH) for num_pushed in range(LENGTH + 2)]
+    flags = session.row.values.item(col.FLAGS)
+    for flag in (col.IS_SPARSE, col.READS_STATES, col.HAS_GRAMMAR):
+        session.row.values[col.FLAGS] = flags | flag
+        assert not may_claim(session, 0)
+    session.row.values[col.FLAGS] = flags
+    session.target.num_plain_steps = MAX_SILENT_STEPS
+    assert not may_claim(session, 0)
 
 
 CLAIMED = {
