@@ -1,7 +1,7 @@
 """Order of draft and target: in turn or ahead, whichever has served a target's sessions sooner. From times alone.
 
 Each order is measured by the time that a session takes per token, for each power of two of sessions. The order that is
-not in use is tried again now and then; the more often it was worse, the later.
+not in use is tried again now and then.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _TOKENS_OF_SHORT_WINDOW = 24
 """The same after a change of load or order, which is not measured, and in a trial."""
 _SWITCH_RATIO = 0.97
 """Time per token ahead over that in turn from which on a change pays: windows vary by some 2%. It is kept up to 1."""
-FIRST_TRIAL_S, _LONGEST_PAUSE_S, _PAUSE_FACTOR = 1.0, 64.0, 4.0
-"""Service before the first trial, and between trials that change nothing: the longest, and each over the one before."""
+FIRST_TRIAL_S, _PAUSE_S = 1.0, 64.0
+"""Service before the first trial, or one after a change, and before one after a trial that changed nothing."""
 _MAX_DISTURBED = 3
 """Windows in a row that are not measured, since sessions came or went: their prompts take a part of the time."""
 
@@ -128,8 +128,7 @@ class Order:
     def _end_trial(self, load: _Load) -> None:
         self._is_trial, load.served_s = False, 0.0
         is_ahead = load.choose()
-        is_taken = is_ahead == self.is_ahead
-        load.pause_s = FIRST_TRIAL_S if is_taken else min(_PAUSE_FACTOR * load.pause_s, _LONGEST_PAUSE_S)
+        load.pause_s = FIRST_TRIAL_S if is_ahead == self.is_ahead else _PAUSE_S
         self._take(is_ahead)
 
     def _begin_window(self) -> None:

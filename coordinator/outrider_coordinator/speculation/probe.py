@@ -15,8 +15,6 @@ _MAX_TIME_SHARE = 0.01
 """Share of the time that probes may take."""
 _FIRST_PAUSE_S = 0.2
 """Seconds before the first probe after a change of the mode."""
-_MAX_PAUSE_S = 20.0
-"""Longest pause between two probes, however much text drafts lack: acceptance may have changed."""
 _STEPS, _LENGTH = 2, 3
 """Steps of a session, and draft tokens in each."""
 _MAX_SESSIONS = 4
@@ -50,8 +48,7 @@ class Probe:
             session.num_probes += 1
             session.length = min(_LENGTH, session.limit)
         text_s = text_token_s * sum(session.num_uncomputed for session in chosen)
-        price_s = text_s + (_STEPS + SWITCH_ROUNDS) * round_s
-        self._due_s = now + min(price_s / _MAX_TIME_SHARE, _MAX_PAUSE_S)
+        self._due_s = now + (text_s + (_STEPS + SWITCH_ROUNDS) * round_s) / _MAX_TIME_SHARE
 
     def note_step(self, session: ControlledSession) -> None:
         """A session drafted."""

@@ -27,13 +27,13 @@ def test_a_probe_takes_the_sessions_that_lack_least_text_for_two_steps() -> None
     assert {session.length for session in sessions} == {0}
 
 
-def test_drafts_that_lack_much_text_are_probed_again_after_twenty_seconds() -> None:
+def test_drafts_that_lack_much_text_are_probed_again_after_a_hundred_times_as_long() -> None:
     probe, sessions = Probe(), sessions_of(4)
     for session in sessions:
         session.num_uncomputed = 100_000
     probe.begin(0.0, sessions, PLAIN_S, 1e-5)
     probe.sessions.clear()
-    assert not probe.is_due(19.9) and probe.is_due(20.1)
+    assert not probe.is_due(200.0) and probe.is_due(205.0)
 
 
 def test_probes_take_one_hundredth_of_the_time() -> None:
