@@ -14,6 +14,8 @@ from outrider.batched import U4, U8, AnswerBatch, StateBatch, token_scores
 from outrider.limits import LINK_COMMANDS
 from outrider.planes import ID_BYTES
 from outrider.ports import CloseChannel, EventBatch, OfferChannel, RequestChannel
+from outrider.proposal_channel import sender as sending
+from outrider.proposal_channel.messages import to_bytes as proposals_to_bytes
 from outrider.proposal_channel.pushes import ChainStart
 from outrider.proposal_channel.receiver import ProposalReceiver
 from outrider.proposal_channel.verdicts import UNKNOWN, StateVerdicts, Verdicts, take_verdicts, to_bytes, verdicts_on
@@ -178,6 +180,21 @@ def test_a_chained_draft_goes_on_from_what_it_has_sent(ends: Ends, *, is_chained
         start = ends.verdicts.get()
         assert isinstance(start, ChainStart) and start.channel == 1
         assert as_rows(start.verdicts) == [(7, 5, 20, 3, 1002, UNKNOWN), (8, 7, 20, 1, 1003, UNKNOWN)]
+
+
+def test_a_chain_starts_before_its_proposals_are_sent(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a verdict could come first, and find no chain."""
+    has_started = list[bool]()
+
+    def written(batched: AnswerBatch[Any]) -> bytes:
+        has_started.append(not ends.verdicts.empty())
+        return proposals_to_bytes(batched)
+
+    monkeypatch.setattr(sending, "to_bytes", written)
+    ends.tell_draft(replace(ends.offer(), is_chained=True))
+    assert ends.from_draft.get(timeout=DEADLINE_S).is_open
+    assert ends.send(proposals([4], [3])).channel == 1
+    assert has_started == [True]
 
 
 def test_a_channel_that_has_ended_brings_none(ends: Ends) -> None:

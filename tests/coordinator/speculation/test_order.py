@@ -59,6 +59,22 @@ def test_the_better_order_is_found_and_kept(num_sessions: int) -> None:
     assert target.serve(120.0) < 1.01
 
 
+def test_what_a_change_itself_costs_is_not_taken_for_its_orders_time() -> None:
+    """New channels and sessions that are out of step make the first tokens after a change late."""
+    target = Target(few)
+    target.load(num_sessions := 8)
+
+    def change(is_ahead: bool) -> None:
+        target.changes.append(is_ahead)
+        target.now += 20 * few(num_sessions, is_ahead)
+
+    target.order = Order(change, lambda: target.now)
+    for _ in range(num_sessions):
+        target.order.enter()
+    target.serve(10.0)
+    assert target.order.is_ahead
+
+
 def test_a_load_that_returns_has_its_order_after_a_window() -> None:
     target = Target(few)
     for num_sessions in (8, 64, 8, 64):
