@@ -18,6 +18,9 @@ import torch
 from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.probe import is_serving
 from tests.end_to_end.commands import DEADLINE_S, wait_until
+from tests.end_to_end.test_direct_proposals import PATIENT, introduced
+from tests.end_to_end.test_draft_ahead import steps
+from tests.end_to_end.waiting import again_until
 from tests.support.processes import arguments, children, is_alive
 from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
@@ -30,7 +33,7 @@ REQUESTS: tuple[dict[str, Any], ...] = (
 _alone: list[tuple[int, ...]] = []
 
 
-async def tokens(target_size: int, draft_size: int) -> list[tuple[int, ...]]:
+async def tokens(target_size: int, draft_size: int, draft_ahead: str) -> list[tuple[int, ...]]:
     model = cached_tiny_model("qwen3", seed=1)
     async with run_stack(
         model,
@@ -38,24 +41,35 @@ async def tokens(target_size: int, draft_size: int) -> list[tuple[int, ...]]:
         wire=True,
         target_settings={"device": "cpu", "tensor_parallel_size": target_size},
         draft_settings={"device": "cpu", "tensor_parallel_size": draft_size},
-        draft_timeout_ms=60_000,
+        draft_ahead=draft_ahead,
+        **PATIENT,
     ) as stack:
         assert stack.draft is not None
+        await introduced(stack)
         for service, size in ((stack.target, target_size), (stack.draft, draft_size)):
             assert (await service.describe()).tensor_parallel_size == size
-        found = []
-        for request in REQUESTS:
-            result = await stack.generate(prompt_token_ids=[5, 6, 7, 8, 9], max_tokens=40, ignore_eos=True, **request)
-            assert result.speculation.num_draft_tokens > 0
-            found.append(result.token_ids)
+        found = list[tuple[int, ...]]()
+
+        async def play() -> None:
+            asked = {"prompt_token_ids": [5, 6, 7, 8, 9], "max_tokens": 40, "ignore_eos": True}
+            results = [await stack.generate(**asked, **request) for request in REQUESTS]
+            assert all(result.speculation.num_draft_tokens for result in results)
+            found[:] = [result.token_ids for result in results]
+
+        def is_ahead() -> bool:
+            return draft_ahead == "in_turn" or steps(stack, "used") + steps(stack, "unused") > 0
+
+        await again_until(is_ahead, play)
+        assert is_ahead()
     return found
 
 
+@pytest.mark.parametrize("draft_ahead", ["verdict", "chain"])
 @pytest.mark.parametrize(("target_size", "draft_size"), [(2, 1), (1, 2)])
-async def test_tokens_are_those_of_one_process_each(target_size: int, draft_size: int) -> None:
+async def test_tokens_are_those_of_one_process_each(target_size: int, draft_size: int, draft_ahead: str) -> None:
     if not _alone:
-        _alone.extend(await tokens(1, 1))
-    assert await tokens(target_size, draft_size) == _alone
+        _alone.extend(await tokens(1, 1, "in_turn"))
+    assert await tokens(target_size, draft_size, draft_ahead) == _alone
 
 
 class Shared:
