@@ -106,7 +106,7 @@ class ExecutorOutput(Generic[EventT_co]):
     """Results of one forward."""
 
     results: Sequence[EventT_co | OutriderError | None]
-    """Results by job: its answer, why its session fails, or None when it needs more forwards. Empty with ``columns``.
+    """Results by job: its answer, why its session fails, or None when it needs more forwards. Empty with ``batched``.
     """
     computed_ns: int
     """Time at which the model was done and sampling began, by the core's clock, which is ``time.perf_counter_ns``."""
@@ -121,7 +121,7 @@ class ExecutorOutput(Generic[EventT_co]):
     plain: LookaheadOutcome | None = None
     """Next tokens of the texts of a plain step, which ``results`` do not contain."""
     postprocess: Callable[[], None] | None = None
-    """Deferred work that no answer waits for, called before the sequences of ``columns`` are used again."""
+    """Deferred work that no answer waits for, called before the sequences of ``batched`` are used again."""
 
     def one_by_one(self) -> ExecutorOutput[EventT_co]:
         """Output with a result for each job, and settled."""

@@ -138,7 +138,7 @@ class OutputProcessor:
     def put_claimed(
         self, begun: BegunStep, batched: ExtendBatch, rows: Sequence[int], places: Sequence[int], arrived_ns: int
     ) -> None:
-        """Queue the answers to commands of one link that were computed before they came: ``rows`` of ``columns`` ask
+        """Queue the answers to commands of one link that were computed before they came: ``rows`` of ``batched`` ask
         for what lies at ``places`` of a step.
         """
         answers = begun.answers_to(batched, np.array(rows), np.array(places))

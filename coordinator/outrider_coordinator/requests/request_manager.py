@@ -127,7 +127,7 @@ class RequestManager:
     def end(self, request_state: RequestState, ending: Finish | Fail) -> None:
         """Record the end of a request."""
         self._by_session.pop(request_state.session, None)
-        request_state.loop.leave_table()
+        request_state.loop.table.leave(request_state.loop)
         self.admission.leave(request_state)
         self._note_load()
         self._count(request_state, ending)

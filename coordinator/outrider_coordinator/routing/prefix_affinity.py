@@ -36,9 +36,8 @@ class Text(Protocol):
 class PrefixAffinity(Generic[ReplicaT]):
     """Replicas of one service by the prefixes that were sent to them."""
 
-    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+    def __init__(self) -> None:
         self._served: OrderedDict[_Key, ReplicaT] = OrderedDict()
-        self._max_entries = max_entries
 
     def __len__(self) -> int:
         return len(self._served)
@@ -48,7 +47,7 @@ class PrefixAffinity(Generic[ReplicaT]):
         for key in _keys(text, cache_salt):
             self._served[key] = replica
             self._served.move_to_end(key)
-        while len(self._served) > self._max_entries:
+        while len(self._served) > MAX_ENTRIES:
             self._served.popitem(last=False)
 
     def find(self, text: Text, cache_salt: str) -> ReplicaT | None:

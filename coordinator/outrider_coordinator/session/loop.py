@@ -38,10 +38,6 @@ class SessionLoop(SessionState):
         else:
             steps.end(self, self.resumed_ending)
 
-    def leave_table(self) -> None:
-        """The request has ended, and its row is free."""
-        self.table.leave(self)
-
     def cancel(self) -> None:
         """The caller cancelled the call or disconnected."""
         if not self.is_over:

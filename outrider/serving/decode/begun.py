@@ -38,7 +38,7 @@ class BegunStep:
     forward: ForwardRecord
 
     def answers_to(self, batched: ExtendBatch, rows: NDArray[np.intp], places: NDArray[np.intp]) -> AnswerBatch[Any]:
-        """Answers to the commands in ``rows`` of ``columns``, from those at ``places`` here: as many draft tokens as
+        """Answers to the commands in ``rows`` of ``batched``, from those at ``places`` here: as many draft tokens as
         they ask for, or all that were begun.
         """
         answers = replace(self.answers.selected(places), generations=batched.generations[rows])

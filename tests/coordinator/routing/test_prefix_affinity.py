@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from outrider_coordinator.routing.placement import Placement
 from outrider_coordinator.routing.prefix_affinity import PrefixAffinity
 from outrider_coordinator.session.committed_tokens import CommittedTokens
@@ -34,8 +36,9 @@ def test_salts_are_kept_apart_and_a_lost_replica_is_forgotten() -> None:
     assert [affinity.find(CommittedTokens(TEXT), salt) for salt in ("one", "two")] == [None, "second"]
 
 
-def test_memory_is_bounded_and_the_latest_is_kept() -> None:
-    affinity: PrefixAffinity[int] = PrefixAffinity(max_entries=100)
+def test_memory_is_bounded_and_the_latest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider_coordinator.routing.prefix_affinity.MAX_ENTRIES", 100)
+    affinity: PrefixAffinity[int] = PrefixAffinity()
     for number in range(50):
         affinity.note(number, CommittedTokens((number, *TEXT)), "")
     assert len(affinity) == 100
