@@ -65,13 +65,13 @@ class HiddenStateBuffer:
         if states.start <= first < last:
             self._parts.append(states.between(first, last))
 
-    def first_part(self, max_bytes: int = MAX_FEED_BYTES) -> HiddenStates | None:
+    def first_part(self) -> HiddenStates | None:
         """States for the next ``Extend``, all inline or all by reference; None without any."""
         chosen: list[HiddenStates] = []
         num_bytes = 0
         for part in self._parts:
             num_bytes += part.num_bytes
-            if chosen and (num_bytes > max_bytes or bool(part.references) != bool(chosen[0].references)):
+            if chosen and (num_bytes > MAX_FEED_BYTES or bool(part.references) != bool(chosen[0].references)):
                 break
             chosen.append(part)
         return chosen[0].followed_by(chosen[1:]) if chosen else None

@@ -51,12 +51,13 @@ def test_what_the_draft_holds_is_forgotten() -> None:
     assert (buffer.start, buffer.end) == (7, 7)
 
 
-def test_long_texts_go_in_parts() -> None:
+@pytest.mark.parametrize(("max_bytes", "end"), [(9, 8), (1, 4)])
+def test_long_texts_go_in_parts(max_bytes: int, end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden_states, "MAX_FEED_BYTES", max_bytes)
     buffer = HiddenStateBuffer()
     for start in range(0, 12, 4):
         buffer.put(states(start, start + 4), 12)
-    assert buffer.first_part(max_bytes=9) == states(0, 8)
-    assert buffer.first_part(max_bytes=1) == states(0, 4)
+    assert buffer.first_part() == states(0, end)
 
 
 def test_it_is_a_run_of_positions_whatever_comes() -> None:
