@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from tests.model_executor.parity import (
 )
 from tests.model_executor.test_loading import change_tensors, shard
 from tests.support.fallback_models import FALLBACK_CONFIGS, build_fallback
-from tests.support.fp8_models import FORMATS, FP8, fp8_reference, quantize_folder
+from tests.support.fp8_models import FORMATS, FP8, compressed, fp8_reference, quantize_folder
 
 ROOT = Path(__file__).parents[2]
 SERVED = [one.model_type for one in FALLBACKS if not one.refused]
@@ -299,13 +300,11 @@ def test_parts_for_images_are_left_out() -> None:
     assert found.weight_bytes == text.weight_bytes
 
 
-@pytest.mark.integration
-def test_the_text_part_of_a_whole_model_is_run_by_its_own_decoder(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Gemma 3n as published: transformers makes its other parts with a library that text does not need."""
-    source, text = build_fallback("gemma3n_text"), random_ids(20, seed=3)
-    folder = Path(shutil.copytree(source, tmp_path / "model"))
+def whole_model(source: Path, folder: Path) -> Path:
+    """Gemma 3n as published around a text model: transformers makes its other parts with a library that text does not
+    need.
+    """
+    shutil.copytree(source, folder)
     tensors = load_file(source / "model.safetensors")
     named = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
     save_file({**named, "model.vision_tower.x": torch.ones(3)}, folder / "model.safetensors", {"format": "pt"})
@@ -313,10 +312,20 @@ def test_the_text_part_of_a_whole_model_is_run_by_its_own_decoder(
     whole = {
         "architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n", "text_config": own,
         "vision_config": {"model_type": "gemma3n_vision", "architecture": "mobilenetv5_300m_enc"},
-        "eos_token_id": [7, 9], "tie_word_embeddings": False, "torch_dtype": "float32",
+        "quantization_config": own.pop("quantization_config", None), "eos_token_id": [7, 9],
+        "tie_word_embeddings": False, "torch_dtype": "float32",
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(whole))
     (folder / "generation_config.json").unlink(missing_ok=True)
+    return folder
+
+
+@pytest.mark.integration
+def test_the_text_part_of_a_whole_model_is_run_by_its_own_decoder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, text = build_fallback("gemma3n_text"), random_ids(20, seed=3)
+    folder = whole_model(source, tmp_path / "model")
     assert estimate_model(folder).is_text_part
     assert estimate_model(folder).weight_bytes == estimate_model(source).weight_bytes
     runner = ModelRunner.load(folder, dtype="float32", num_pages=20)
@@ -326,6 +335,20 @@ def test_the_text_part_of_a_whole_model_is_run_by_its_own_decoder(
     torch.testing.assert_close(found, reference_logits(source, text), atol=TOLERANCE, rtol=0)
     assert "only text is served" in caplog.text
     assert "not used" not in caplog.text
+
+
+@pytest.mark.integration
+def test_a_text_part_may_be_fp8(tmp_path: Path) -> None:
+    source, ids = build_fallback("gemma3n_text"), random_ids(24, seed=3)
+    config = compressed("channel", {"strategy": "token", "dynamic": True}, ["lm_head", "re:.*altup.*"])
+    kept = ("lm_head", "altup", "altup_projections", "altup_unembed_projections")
+    form = replace(FORMATS["channel"], config=config, kept=kept)
+    folder = quantize_folder(source, tmp_path / "fp8", form)
+    runner = ModelRunner.load(whole_model(folder, tmp_path / "whole"), dtype="float64", num_pages=20)
+    found = runner.forward([ForwardRow(runner.sequences.open(24), ids, 24)])
+    with torch.no_grad():
+        expected = fp8_reference(source, folder, form)(torch.tensor([ids])).logits[0].float()
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 def change_config(folder: Path, **fields: Any) -> None:

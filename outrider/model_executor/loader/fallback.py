@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,11 @@ def check_files(folder: Path, sizes: FallbackSizes, *, least_share: float = 1.0)
     if is_there(index) and "metadata" not in read_object(index, MAX_INDEX_BYTES, may_be_elsewhere=True):
         raise ModelError(f"{index} has no metadata, without which transformers does not read it: add an empty object")
     tensors = read_tensors(folder, is_whole=True)
+    if sizes.is_text_part:
+        from outrider.model_executor.models.fallback_config import name_in_text_part  # imports all of transformers
+
+        names = {name: name_in_text_part(name) for name in tensors}
+        tensors = {names[name]: replace(tensor, name=names[name]) for name, tensor in tensors.items()}
     stored = sum(math.prod(tensor.shape) for tensor in tensors.values())
     if stored < least_share * sizes.num_parameters:
         raise ModelError(

@@ -37,7 +37,7 @@ from outrider.model_executor.models.fallback_attention import (
     Paged,
     register,
 )
-from outrider.model_executor.models.fallback_config import has_other_parts, transformers_config
+from outrider.model_executor.models.fallback_config import TEXT_PART_NAMES, has_other_parts, transformers_config
 from outrider.model_executor.models.fallback_linear import (
     ALONE,
     Groups,
@@ -54,8 +54,6 @@ from outrider.model_executor.models.json_files import one_line, read_object
 from outrider.model_executor.models.weights import KV_SCALES
 
 _log = logging.getLogger(__name__)
-_TEXT_PART_NAMES = {r"^language_model\.lm_head": "lm_head", r"^(model\.)?language_model\.(model\.)?": "model."}
-"""Names that tensors of a text part have in files of whole models, and those that they have in a decoder of text."""
 _NO_INTERFACE = "its attention does not go through transformers' attention interface"
 
 
@@ -208,7 +206,7 @@ class TransformersDecoder(Decoder):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder, config=own, dtype=self.dtype, attn_implementation=register(), local_files_only=True,
                 trust_remote_code=False, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
-                key_mapping=None if own.model_type == raw["model_type"] else _TEXT_PART_NAMES,
+                key_mapping=None if own.model_type == raw["model_type"] else TEXT_PART_NAMES,
             )  # fmt: skip
         model, found = loaded
         _check_found(self.config.architecture, found, scales)
@@ -246,6 +244,8 @@ class FallbackSizes:
     """Linear layers that can be one product."""
     quantized: Mapping[str, WeightTarget] = field(default_factory=dict)
     """Tensors of FP8 layers, as the files should have them."""
+    is_text_part: bool = False
+    """True if the files are those of a whole model, of which the text part is made."""
 
 
 class _FirstRank(SingleRank):
@@ -261,7 +261,8 @@ def estimate_sizes(folder: Path, config: ModelConfig, dtype: torch.dtype, num_ra
     """
     auto_class: Any = AutoModelForCausalLM
     with _explained(folder), torch.device("meta"):
-        own = transformers_config(read_object(folder / "config.json"))
+        raw = read_object(folder / "config.json")
+        own = transformers_config(raw)
         own._experts_implementation = "batched_mm"  # whose shapes depend on no numbers
         model = auto_class.from_config(own, attn_implementation=register(), trust_remote_code=False)
         num_stored = sum(parameter.numel() for parameter in model.parameters())
@@ -273,7 +274,7 @@ def estimate_sizes(folder: Path, config: ModelConfig, dtype: torch.dtype, num_ra
         quantized = dict(stored_tensors(model, config, shares))
         layout, groups = _try_out(model, config)
     weight_bytes = num_parameters * dtype.itemsize - num_quantized * (dtype.itemsize - 1)
-    return FallbackSizes(num_stored, weight_bytes, layout, groups, quantized)
+    return FallbackSizes(num_stored, weight_bytes, layout, groups, quantized, own.model_type != raw["model_type"])
 
 
 def _shared(model: Any, config: ModelConfig, communicator: Communicator) -> Shares:  # noqa: ANN401

@@ -5,6 +5,7 @@ Says of what transformers knows, and of no code in the folder, whether its atten
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,16 @@ _MAX_LAYERS = 1000
 """transformers makes a module for each before their number can be compared with that of the files' tensors."""
 _ROPE_TYPES = {"default", *ROPE_INIT_FUNCTIONS} - {"dynamic", "longrope"}
 """Rope types without those of which transformers takes the frequencies of the longest sequence of a batch for all."""
+TEXT_PART_NAMES = {r"^language_model\.lm_head": "lm_head", r"^(model\.)?language_model\.(model\.)?": "model."}
+"""Names that tensors of a text part have in files of whole models, and those that they have in a decoder of text."""
 _LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def name_in_text_part(name: str) -> str:
+    """Name in a decoder of text that a tensor of a whole model's file has."""
+    for pattern, own in TEXT_PART_NAMES.items():
+        name = re.sub(pattern, own, name)
+    return name
 
 
 def is_known(model_type: object) -> bool:
