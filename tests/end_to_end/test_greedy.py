@@ -24,7 +24,7 @@ ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "phi4-mini"]
 def reference(folder: Path, prompt: list[int], max_tokens: int, *, padding: range = range(0)) -> list[int]:
     model = load_reference(folder)
     with torch.inference_mode():
-        output = model.generate(  # type: ignore[operator]
+        output = model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             max_new_tokens=max_tokens,

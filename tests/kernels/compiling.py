@@ -194,6 +194,7 @@ OPTIONS: dict[Any, dict[str, Any]] = {
     _attend_chunks_kernel: {"num_warps": 8},
     _chunk_kernel: {"num_warps": 8, "num_stages": 1},
     _follow_kernel: {"num_warps": 8, "num_stages": 1},
+    _cut_kernel: {"num_warps": 8},
 }
 """Options of launches whose tiles do not fit the registers of four warps: compiling what is spilled takes long."""
 WITH = {"HAS_COUPLED": True, "HAS_MARKS": True, "FAST": True}

@@ -23,7 +23,8 @@ def random_ids(count: int, seed: int, vocab_size: int = 272) -> list[int]:
 
 @functools.cache
 def reference(folder: Path) -> torch.nn.Module:
-    return load_reference(folder)
+    model: torch.nn.Module = load_reference(folder)
+    return model
 
 
 def reference_logits(folder: Path, token_ids: list[int]) -> torch.Tensor:

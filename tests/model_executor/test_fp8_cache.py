@@ -35,7 +35,7 @@ SCALES = {"k": (0.37, 0.61), "v": (0.05, 0.0123)}
 """Scales of layers 0 and 1."""
 
 
-class RoundingCache(DynamicCache):
+class RoundingCache(DynamicCache):  # type: ignore[misc]
     """Keys and values of transformers, rounded to FP8 numbers times scales."""
 
     def __init__(self, scales: Mapping[str, tuple[float, ...]]) -> None:

@@ -208,7 +208,7 @@ def float64_reference(folder: Path) -> torch.nn.Module:
     numbers that are then rounded to FP8 some lie near the middle of two, so that each side rounds them another way.
     With recurrent layers, which are in float32 on both sides, it stays so.
     """
-    model = load_reference(folder)
+    model: torch.nn.Module = load_reference(folder)
     torch.nn.Module.to(model, torch.float64)
     if "linear_attention" in (getattr(model.config, "layer_types", None) or ()):
         return model

@@ -73,7 +73,7 @@ def renderer(source: str, **config: Any) -> ChatRenderer:
 def reference(source: str | dict[str, str], messages: list[dict[str, Any]], **options: Any) -> str:
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(PAIR / "tokenizer.json"), bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>"
     )
     tokenizer.chat_template = source

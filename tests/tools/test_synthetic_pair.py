@@ -101,7 +101,7 @@ def test_generation_walks_the_cycle_and_never_ends(made: tuple[Path, PairMap]) -
     folder, pair = made
     model = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
     prompt = torch.from_numpy(pair.order[None, -50:])
-    output = model.generate(prompt, max_new_tokens=200, do_sample=False)  # type: ignore[misc]
+    output = model.generate(prompt, max_new_tokens=200, do_sample=False)
     assert output[0].tolist() == [*pair.order[-50:], *pair.order[:200]]
 
 
