@@ -12,6 +12,7 @@ import pytest
 from outrider.ports import EventBatch, Prepare
 from outrider.serving.decode import lookahead_steps
 from outrider.serving.decode.lookahead_step import LookaheadStep
+from outrider.serving.decode.lookahead_steps import LookaheadSteps
 from outrider.serving.request import Batch
 from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
 from outrider.transport.convert.events import target_events_from_proto, target_events_to_proto
@@ -64,14 +65,17 @@ class _Rig:
         self.num_checked = self.num_grown = self.num_queued = 0
         """Answers; rows of plain steps that followed others, and of those that were queued."""
         plain = self.core.scheduler.plain
-        monkeypatch.setattr(plain, "_after", self._count(plain._after))
+        monkeypatch.setattr(plain, "grow", self._count(plain, plain.grow))
         monkeypatch.setattr(plain, "resolve", self._count_queued(plain.resolve))
 
-    def _count(self, after: Callable[..., LookaheadStep]) -> Callable[..., LookaheadStep]:
-        def counted(*arguments: Any) -> LookaheadStep:
-            step = after(*arguments)
-            self.num_grown += len(step)
-            return step
+    def _count(self, plain: LookaheadSteps, grow: Callable[[], None]) -> Callable[[], None]:
+        def num_due() -> int:
+            return 0 if plain.due is None else len(plain.due)
+
+        def counted() -> None:
+            before = num_due()
+            grow()
+            self.num_grown += num_due() - before
 
         return counted
 
