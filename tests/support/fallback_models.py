@@ -59,6 +59,7 @@ FALLBACK_CONFIGS: dict[str, dict[str, Any]] = {
     },
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2, "num_shared_expert": 1, "moe_intermediate_size": 24},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "mbart": {"d_model": 32, "decoder_layers": 2, "is_decoder": True, "is_encoder_decoder": False},
     "mimo_v2_flash": {"v_head_dim": 4, "swa_v_head_dim": 4},
     "minicpm3": {**_LATENT, "head_dim": ...},
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -68,6 +69,7 @@ FALLBACK_CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24,
     },
+    "roberta": {"is_decoder": True, "pad_token_id": 1},
     "starcoder2": {"sliding_window": 6},
     "vaultgemma": _SLIDING,
 }  # fmt: skip

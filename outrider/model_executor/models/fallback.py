@@ -8,6 +8,7 @@ cache. Linear layers become ours where their weights are quantized, or where the
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -76,6 +77,13 @@ def _some(names: Collection[str]) -> str:
     return f"{min(names)}{rest}"
 
 
+def _places_tokens(decoder: torch.nn.Module) -> bool:
+    """True if a decoder takes no positions, or has its own way to number them: after the padding token's id."""
+    if "position_ids" not in inspect.signature(type(decoder).forward).parameters:
+        return True
+    return any(hasattr(module, "create_position_ids_from_input_ids") for module in decoder.modules())
+
+
 class _Module:
     """Model of transformers whose layers attend through ``current``, and what its layers keep in the cache."""
 
@@ -88,6 +96,8 @@ class _Module:
         """Decoder, to whose states the head is applied."""
         if not hasattr(sys.modules[type(self.decoder).__module__], "ALL_ATTENTION_FUNCTIONS"):
             raise ModelError(_NO_INTERFACE)
+        if _places_tokens(self.decoder):
+            raise ModelError("its decoder numbers tokens by itself, not by position_ids from 0 on")
         probe = self._run_probe()
         if sorted(probe.specs) != list(range(num_layers)):
             raise ModelError(
