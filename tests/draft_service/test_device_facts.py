@@ -32,7 +32,7 @@ def test_of_a_head_with_kv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     target = cached_tiny_model("llama", seed=1)
     build_eagle3(tmp_path / "head")
     assert facts_of(served("eagle3", tmp_path / "head", target)) == device_facts(torch.device("cpu"))
-    pretend(monkeypatch, f"{PROPOSERS}.heads.serving")
+    pretend(monkeypatch, f"{PROPOSERS}.heads")
     assert facts_of(served("eagle3", tmp_path / "head", target)) == SHARED
 
 
