@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outrider.benchmarks.figures.rows import ServedPair
-from outrider.benchmarks.figures.services import make_pair
+from outrider.benchmarks.figures.services import link_token_file, make_pair
 from outrider.benchmarks.figures.session import MeasuringSession, environment_of, stop
 from outrider.benchmarks.serving.client_processes import ClientProcesses
 from outrider.benchmarks.serving.figures import STAGES, measured_series
@@ -205,7 +205,7 @@ def _start_service(session: MeasuringSession, key: ServiceKey, foreseen: float, 
         sizes = ["--dtype", "bfloat16", "--max-model-len", "4096", "--num-pages", str(services.pages)]
     command = ["-m", f"outrider_{role}", "--model", str(pair / role), "--load-format", "synthetic", *sizes]
     command += ["--port", str(found["port"]), "--device", "cpu" if session.is_tiny else device]
-    command += ["--link-token-file", str(_token(session)), "--quantization", quantization]
+    command += ["--link-token-file", str(link_token_file(session)), "--quantization", quantization]
     command += ["--metrics-port", str(found["metrics"])] if _HAS_HTTP else []
     _start(session, command, f"{role}-{device.replace(':', '')}-{quantization}", stack)
     return found
@@ -219,7 +219,7 @@ def _start_arm(
     stack: ExitStack,
 ) -> None:
     port = hold_port()
-    command = ["-m", "outrider_coordinator", "--port", str(port), "--link-token-file", str(_token(session))]
+    command = ["-m", "outrider_coordinator", "--port", str(port), "--link-token-file", str(link_token_file(session))]
     for role, keys in zip(("target", "draft"), zip(*arm.services, strict=True), strict=True):
         addresses = [f"127.0.0.1:{services[key]['port']}" for key in keys]
         command += [f"--{role}-address", ",".join(addresses)]
@@ -228,14 +228,6 @@ def _start_arm(
     _start(session, [*command, "--draft-ahead", arm.mode, *settings], arm.log, stack)
     arm.address = f"127.0.0.1:{port}"
     arm.metrics = [services[key]["metrics"] for pair in arm.services for key in pair] if _HAS_HTTP else []
-
-
-def _token(session: MeasuringSession) -> Path:
-    path = session.out / "link-token"
-    if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_hex(16))
-    return path
 
 
 def _start(session: MeasuringSession, words: list[str], log: str, stack: ExitStack) -> None:

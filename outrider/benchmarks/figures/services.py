@@ -68,13 +68,20 @@ def state_layers(draft: str, pair: Path) -> str:
     return ",".join(map(str, getattr(config, "hidden_state_layers")))  # noqa: B009
 
 
+def link_token_file(session: MeasuringSession) -> Path:
+    """File with the token of all links, made if it is not there."""
+    path = session.out / "link-token"
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_hex(16))
+    return path
+
+
 @contextmanager
 def serving(session: MeasuringSession, services: ServedPair, log: str) -> Iterator[Addresses]:
     """Addresses of the coordinators."""
     pair = make_pair(session, services)
-    token = session.out / "link-token"
-    token.touch(mode=0o600)
-    token.write_text(secrets.token_hex(16))
+    token = link_token_file(session)
     port, target, draft, other = (hold_port() for _ in range(4))
     command = ["-m", "outrider.cli", "serve", str(pair / "target"), "--load-format", "synthetic", "--no-http"]
     command += [*_draft_flags(services, pair), *_size_flags(session, services)]

@@ -77,7 +77,7 @@ def _some(names: Collection[str]) -> str:
     return f"{min(names)}{rest}"
 
 
-def _places_tokens(decoder: torch.nn.Module) -> bool:
+def _numbers_tokens(decoder: torch.nn.Module) -> bool:
     """True if a decoder takes no positions, or has its own way to number them: after the padding token's id."""
     if "position_ids" not in inspect.signature(type(decoder).forward).parameters:
         return True
@@ -96,7 +96,7 @@ class _Module:
         """Decoder, to whose states the head is applied."""
         if not hasattr(sys.modules[type(self.decoder).__module__], "ALL_ATTENTION_FUNCTIONS"):
             raise ModelError(_NO_INTERFACE)
-        if _places_tokens(self.decoder):
+        if _numbers_tokens(self.decoder):
             raise ModelError("its decoder numbers tokens by itself, not by position_ids from 0 on")
         probe = self._run_probe()
         if sorted(probe.specs) != list(range(num_layers)):

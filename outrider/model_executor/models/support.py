@@ -98,7 +98,7 @@ FAMILIES = (
     FamilySupport("MiMoForCausalLM", "MiMo 7B", _MTP, "Qwen2's layers; MTP with a reference of its own"),
 )
 
-_PLACES = "its decoder numbers tokens by itself"
+_NUMBERS_TOKENS = "its decoder numbers tokens by itself"
 _INTERFACE = "its attention does not go through transformers' attention interface"
 FALLBACKS = (
     FallbackSupport("afmoe", "Arcee Trinity, with experts"),
@@ -146,7 +146,7 @@ FALLBACKS = (
     FallbackSupport("stablelm", "StableLM 2"),
     FallbackSupport("starcoder2", "StarCoder 2"),
     FallbackSupport("vaultgemma", "VaultGemma"),
-    FallbackSupport("bart", "BART", _PLACES),
+    FallbackSupport("bart", "BART", _NUMBERS_TOKENS),
     FallbackSupport("bloom", "BLOOM", _INTERFACE),
     FallbackSupport("diffllama", "DiffLlama", "layer 0 attends twice"),
     FallbackSupport("doge", "Doge", "it has attention masks of its own"),
@@ -155,10 +155,10 @@ FALLBACKS = (
     FallbackSupport("lfm2", "LFM2", "layers of type conv are not supported"),
     FallbackSupport("llama4_text", "Llama 4", "layers of type chunked_attention are not supported"),
     FallbackSupport("mamba", "Mamba", "layers of type linear_attention are not supported"),
-    FallbackSupport("mbart", "mBART, decoder", _PLACES),
+    FallbackSupport("mbart", "mBART, decoder", _NUMBERS_TOKENS),
     FallbackSupport("mpt", "MPT", _INTERFACE),
     FallbackSupport("nemotron_h", "Nemotron-H", "layers of type linear_attention, mlp, moe are not supported"),
-    FallbackSupport("roberta", "RoBERTa, decoder", _PLACES),
+    FallbackSupport("roberta", "RoBERTa, decoder", _NUMBERS_TOKENS),
     FallbackSupport("rwkv", "RWKV 4", _INTERFACE),
 )
 """Fallback families: those that are served, then those that are not."""
