@@ -13,6 +13,7 @@ from outrider.config.reference import SettingRow, setting_rows
 from outrider.config.schema import SECTIONS, TargetSettings
 from outrider.config.schema.model_service import ModelServiceSettings
 from outrider.config.speculative import KEYS
+from outrider.config.typed_names import RENAMED
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "configuration.md"
@@ -109,8 +110,9 @@ def render() -> str:
 
 
 def chart_text() -> str:
-    """Every section's keys."""
-    keys = {name: sorted(row.key for row in setting_rows(section)) for name, section in SECTIONS.items()}
+    """Every section's keys, with the former names that are still taken."""
+    keys = {name: [row.key for row in setting_rows(section)] for name, section in SECTIONS.items()}
+    keys = {name: sorted([*own, *(old for old in RENAMED if RENAMED[old] in own)]) for name, own in keys.items()}
     return json.dumps(keys, indent=1) + "\n"
 
 

@@ -77,7 +77,7 @@ async def _serve(
         if await _unless(ending.begun, coordinator.start()):
             freeze_objects()
             with loop_watched(settings.hang_timeout_s):
-                async with pinned_to_cpus(settings.num_awake_processors, lambda: coordinator.num_running > 0):
+                async with pinned_to_cpus(settings.num_pinned_cpus, lambda: coordinator.num_running > 0):
                     await ending.begun.wait()
                     _log.info("draining")
                     # A second signal ends the requests at once that still run.

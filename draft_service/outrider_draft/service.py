@@ -23,7 +23,7 @@ from outrider.serving.in_process.plane_host import NoPlanes
 from outrider.serving.in_process.service import InProcessService
 from outrider.serving.session import UNBOUNDED, Limits, SessionLimits
 from outrider.serving.session_registry import SessionRegistry
-from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PREFILL_BESIDE, TokenBudget
+from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_MIXED_PREFILL_TOKENS, TokenBudget
 from outrider.transport.channel_streams import call_target
 from outrider.transport.security import link_security
 from outrider.types import JudgingRule, ModelDescription, SamplingParams
@@ -48,7 +48,7 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
         served: ServedProposer,
         *,
         max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
-        max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
+        max_mixed_prefill_tokens: int = DEFAULT_MIXED_PREFILL_TOKENS,
         session_limits: SessionLimits = UNBOUNDED,
         planes: DraftPlanes | None = None,
         channels: ProposalSender | None = None,
@@ -63,7 +63,7 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
         core = build_core(
             served,
             max_batched_tokens=max_batched_tokens,
-            max_prefill_beside=max_prefill_beside,
+            max_mixed_prefill_tokens=max_mixed_prefill_tokens,
             session_limits=session_limits,
             planes=planes,
         )
@@ -100,7 +100,7 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
         return cls(
             served,
             max_batched_tokens=tokens_of_a_forward(settings.max_batched_tokens, is_gpu=is_gpu),
-            max_prefill_beside=settings.max_prefill_beside,
+            max_mixed_prefill_tokens=settings.max_mixed_prefill_tokens,
             session_limits=SessionLimits(settings.max_sessions_per_link, settings.session_idle_timeout_s),
             planes=_open_planes(settings) if served.description.hidden_state_layers else None,
             channels=ProposalSender(partial(call_target, link_security(settings))),
@@ -127,7 +127,7 @@ def build_core(
     served: ServedProposer,
     *,
     max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
-    max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
+    max_mixed_prefill_tokens: int = DEFAULT_MIXED_PREFILL_TOKENS,
     session_limits: SessionLimits = UNBOUNDED,
     planes: DraftPlanes | None = None,
 ) -> DraftCore:
@@ -139,7 +139,7 @@ def build_core(
         max_cached_tokens=served.max_cached_tokens,
         sessions=session_limits,
     )
-    budget = TokenBudget(max_batched_tokens, max_prefill_beside)
+    budget = TokenBudget(max_batched_tokens, max_mixed_prefill_tokens)
     return EngineCore(SessionRegistry(served.sequences, limits), served.executor, budget, references=planes)
 
 
@@ -157,7 +157,7 @@ def build_model_core(
     proposer: ModelProposer,
     *,
     max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
-    max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
+    max_mixed_prefill_tokens: int = DEFAULT_MIXED_PREFILL_TOKENS,
 ) -> DraftCore:
     """The synchronous part of a draft with a model, for a test."""
     from outrider_draft.proposers.draft_model import serve_model
@@ -165,7 +165,7 @@ def build_model_core(
     runner = proposer.runner
     facts = ModelDescription("draft", "", "", runner.config.vocab_size, runner.config.vocab_size, runner.max_model_len)
     served = serve_model(proposer, facts)
-    return build_core(served, max_batched_tokens=max_batched_tokens, max_prefill_beside=max_prefill_beside)
+    return build_core(served, max_batched_tokens=max_batched_tokens, max_mixed_prefill_tokens=max_mixed_prefill_tokens)
 
 
 def build_ngram_core(

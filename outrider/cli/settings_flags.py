@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.config.schema import SECTIONS
-from outrider.config.typed_names import Place, check_known
+from outrider.config.typed_names import RENAMED, Place, check_known
 from outrider.errors import ConfigError
 
 SpeculativeConfig = Annotated[
@@ -37,6 +37,6 @@ def _parse_one(option: str) -> tuple[Place, str]:
     if not (equals and dot):
         raise ConfigError("--set", f"should be SECTION.KEY=VALUE, not {option!r}")
     check_known([section], SECTIONS, prefix="--set ")
-    key = key.replace("-", "_")
+    key = RENAMED.get(key.replace("-", "_"), key.replace("-", "_"))
     check_known([key], SECTIONS[section].model_fields, prefix=f"--set {section}.")
     return (section, key), value

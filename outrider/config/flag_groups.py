@@ -19,10 +19,10 @@ GROUPS = {
     "Devices and memory": "device tensor_parallel_size enable_expert_parallel one_shot_all_reduce kv_cache_dtype"
     " kv_cache_scales page_size num_pages"
     " kv_cache_bytes gpu_memory_utilization prefix_caching state_snapshot_interval cuda_graph_max_tokens"
-    " cuda_graph_memory_mb cuda_graph_capture_s cost_profile_s num_threads num_awake_processors compute_ahead",
-    "Requests": "max_running_requests max_queue scheduling_policy max_batched_tokens max_prefill_beside logprobs_mode"
-    " disable_logprobs max_logprobs max_body_bytes max_open_request_bytes max_stream_messages_per_s resume_timeout_s"
-    " root_path enabled num_processes",
+    " cuda_graph_memory_mb cuda_graph_capture_s cost_profile_s num_threads num_pinned_cpus compute_ahead",
+    "Requests": "max_running_requests max_queue scheduling_policy max_batched_tokens max_mixed_prefill_tokens"
+    " logprobs_mode disable_logprobs max_logprobs max_body_bytes max_open_request_bytes max_stream_messages_per_s"
+    " resume_timeout_s root_path enabled num_processes",
     "Addresses and links": "host port reuse_port own_port coordinator_address target_address draft_address"
     " resolve_interval_s link_timeout_ms target_timeout_s max_sessions_per_link session_idle_timeout_s"
     " max_connection_age_s max_connection_age_grace_s",

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from outrider.config.flag_groups import GROUPS, group_of, value_name
 from outrider.config.schema import Section
 from outrider.config.sources import variable_name
-from outrider.config.typed_names import unknown
+from outrider.config.typed_names import RENAMED, unknown
 from outrider.errors import ConfigError
 
 _OF_SERVE = {("gateway", "enabled"), ("gateway", "num_processes"), ("coordinator", "num_processes")}
@@ -75,7 +75,8 @@ def _spellings(section: str, key: str) -> list[str]:
     """The names of a setting's flag, the one that the help shows first."""
     flag = f"--{key.replace('_', '-')}"
     shown = _SHORT.get((section, key), flag)
-    return list(dict.fromkeys([shown, flag, _AS_SERVE.get((section, key), flag)]))
+    former = [f"--{old.replace('_', '-')}" for old, present in RENAMED.items() if present == key]
+    return list(dict.fromkeys([shown, flag, _AS_SERVE.get((section, key), flag), *former]))
 
 
 def build_parser(section: type[Section]) -> argparse.ArgumentParser:

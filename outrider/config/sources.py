@@ -16,7 +16,7 @@ from typing import Any
 from outrider.config import speculative
 from outrider.config.client import CLIENT_VARIABLES
 from outrider.config.schema import SECTIONS
-from outrider.config.typed_names import Place, check_known, unknown
+from outrider.config.typed_names import RENAMED, Place, check_known, unknown
 from outrider.errors import ConfigError, install_command
 
 PREFIX = "OUTRIDER_"
@@ -63,9 +63,9 @@ def read_flags(flags: Mapping[Place, Any], speculative_config: str | None, flag_
 
 def read_environment(environ: Mapping[str, str]) -> SettingSource:
     """Every ``OUTRIDER_*`` variable; an empty one counts as unset, an unknown one is a ``ConfigError``."""
-    places = {
-        variable_name(name, key): (name, key) for name, section in SECTIONS.items() for key in section.model_fields
-    }
+    present = {(name, key): (name, key) for name, section in SECTIONS.items() for key in section.model_fields}
+    former = {(name, old): (name, key) for name, key in present for old in RENAMED if RENAMED[old] == key}
+    places = {variable_name(*typed): place for typed, place in (former | present).items()}
     given = {name: value for name, value in environ.items() if name.startswith(PREFIX) and value}
     given = {name: value for name, value in given.items() if not _is_service_link(name, value)}
     given = {name: value for name, value in given.items() if name not in CLIENT_VARIABLES}
@@ -74,8 +74,8 @@ def read_environment(environ: Mapping[str, str]) -> SettingSource:
     for name in given:
         if name not in places:
             raise _unknown_variable(name, [*places, CONFIG, _SPECULATIVE])
-    plain = {places[name]: value for name, value in given.items()}
-    names = {place: variable_name(*place) for place in plain}
+    names = {places[name]: name for name in given}
+    plain = {place: given[name] for place, name in names.items()}
     values = _with_speculative(plain, config, names, _SPECULATIVE)
     origins = {place: names.get(place, _SPECULATIVE) for place in values}
     return SettingSource("environment", values, origins, names | _speculative_names(values, plain, _SPECULATIVE))
@@ -139,7 +139,7 @@ def _parse_yaml(path: Path, named_by: str) -> Mapping[str, Any]:
 def _section_items(content: object, name: str) -> list[tuple[str, Any]]:
     if not isinstance(content, Mapping):
         raise ConfigError(name, "should hold settings by name")
-    items = [(str(key), value) for key, value in content.items()]
+    items = [(RENAMED.get(str(key), str(key)), value) for key, value in content.items()]
     check_known([key for key, _ in items], SECTIONS[name].model_fields, prefix=f"{name}.")
     return items
 

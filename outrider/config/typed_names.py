@@ -13,6 +13,9 @@ from outrider.errors import ConfigError
 Place = tuple[str, str]
 """(section, key)."""
 
+RENAMED = {"max_prefill_beside": "max_mixed_prefill_tokens", "num_awake_processors": "num_pinned_cpus"}
+"""Keys of 0.1.0 that 0.2 still takes: the present key of each."""
+
 _MENTION = re.compile(
     r"(?!\A)(?<![\w./'\"-])(?<!--set )"
     r"(?:(?P<section>target|draft|coordinator|gateway)\.(?P<key>[a-z]\w*)|(?P<bare>[a-z]+(?:_[a-z0-9]+)+))"

@@ -1,7 +1,7 @@
 """Work queued on a device: asynchronous copies to it, and waits for it.
 
 A wait spins if the process has several processors, which is what CUDA does and has the least latency. If the process
-keeps to a single processor (``num_awake_processors``), the threads that bring the next commands need it meanwhile, so
+keeps to a single processor (``num_pinned_cpus``), the threads that bring the next commands need it meanwhile, so
 the wait polls with short sleeps.
 """
 

@@ -242,7 +242,7 @@ async def _run(
             on_warm(description)
             watchdog.start()
             async with pinned_to_cpus(
-                _num_pinned_cpus(settings.num_awake_processors, description), lambda: service.num_sessions > 0
+                _num_pinned_cpus(settings.num_pinned_cpus, description), lambda: service.num_sessions > 0
             ):
                 await server.set_serving(True)
                 _log.info("serving")

@@ -112,10 +112,12 @@ class PageBudget:
                 self._preempt(victim)
         return scheduled
 
-    def surely_fit(self, scheduled: ScheduledTokens, num_beside: int) -> bool:
+    def surely_fit(self, scheduled: ScheduledTokens, num_decode_rows: int) -> bool:
         """True if a batch can be served beside this many sessions with one token each, wherever their texts end."""
         num_tokens = sum(num_tokens for _, num_tokens in scheduled)
-        most = num_tokens + _MOST_AHEAD * len(scheduled) + 2 * num_beside  # no token takes more than a page and a copy
+        most = (
+            num_tokens + _MOST_AHEAD * len(scheduled) + 2 * num_decode_rows
+        )  # no token takes more than a page and a copy
         return most <= self._executor.num_pages_free
 
     def has_room(self, scheduled: ScheduledTokens) -> bool:

@@ -63,7 +63,7 @@ class Scheduler:
         self.plain = LookaheadSteps(sessions, executor, self.queue, self.lookahead, stats=stats, clock=clock)
         self._pages = PageBudget(sessions, executor, self.queue, self.lookahead, preempt)
         self._delay = PrefillDelayPolicy()
-        self._budget, self._chunk_size = budget, PrefillChunkSize(budget.max_prefill_beside)
+        self._budget, self._chunk_size = budget, PrefillChunkSize(budget.max_mixed_prefill_tokens)
         self._executor, self._stats, self._clock = executor, stats, clock
         self._prompt_token_ns = 0.0
         """Recent time of a token in a large chunk."""
@@ -247,7 +247,7 @@ class Scheduler:
         if any(request.superseded_by is not None or not request.is_asked for request in due):
             return None
         due.sort(key=lambda request: request.status is RequestStatus.RUNNING)  # they are being served
-        scheduled = self._share(due, is_beside=False)
+        scheduled = self._share(due, is_mixed=False)
         if not scheduled or not self._pages.has_room(scheduled):
             return None
         return Batch(scheduled, self._clock())
@@ -265,41 +265,41 @@ class Scheduler:
         scheduled = self._pages.make_room(self._choose(now))
         return Batch(scheduled, now) if scheduled else None
 
-    def _choose(self, now_ns: int, num_beside: int = 0) -> ScheduledTokens:
+    def _choose(self, now_ns: int, num_decode_rows: int = 0) -> ScheduledTokens:
         """Next requests to serve of those that are due, with this number of sessions of one token each."""
         due = list(self.queue.due)
         if not due:
             return []
         if not all(request.is_asked for request in due):
             due.sort(key=lambda request: not request.is_asked)  # what was asked for comes first
-        if (wanted := self._all_that_run(due, num_beside)) is not None:
+        if (wanted := self._all_that_run(due, num_decode_rows)) is not None:
             return list(zip(due, wanted, strict=True))
-        is_beside = bool(self._running) and now_ns - self._ran_ns < LONGEST_ABSENCE_NS
-        return self._share(due, is_beside=is_beside or num_beside > 0, num_beside=num_beside)
+        is_mixed = bool(self._running) and now_ns - self._ran_ns < LONGEST_ABSENCE_NS
+        return self._share(due, is_mixed=is_mixed or num_decode_rows > 0, num_decode_rows=num_decode_rows)
 
-    def _share(self, due: Sequence[AnyRequest], *, is_beside: bool, num_beside: int = 0) -> ScheduledTokens:
+    def _share(self, due: Sequence[AnyRequest], *, is_mixed: bool, num_decode_rows: int = 0) -> ScheduledTokens:
         shares = share_tokens(
             [request.job for request in due],
-            self._budget.max_batched_tokens - num_beside,
-            max_beside=self._max_beside(due, num_beside),
-            is_beside=is_beside,
+            self._budget.max_batched_tokens - num_decode_rows,
+            max_prefill=self._max_prefill(due, num_decode_rows),
+            is_mixed=is_mixed,
             rebuilds=_rebuilds(due),
             links=[request.session.link_id for request in due],
         )
         return [(request, share) for request, share in zip(due, shares, strict=True) if share]
 
-    def _max_beside(self, due: Sequence[AnyRequest], num_beside: int) -> int:
+    def _max_prefill(self, due: Sequence[AnyRequest], num_decode_rows: int) -> int:
         if not self._budget.adapts_chunks:
-            return self._budget.max_prefill_beside
+            return self._budget.max_mixed_prefill_tokens
         running = [request.job.num_left for request in due if is_running(request.job)]
-        num_tokens_beside = num_beside + sum(running)
-        return self._chunk_size.tokens(len(self._running), len(due) - len(running), num_tokens_beside)
+        num_decode_tokens = num_decode_rows + sum(running)
+        return self._chunk_size.tokens(len(self._running), len(due) - len(running), num_decode_tokens)
 
-    def _all_that_run(self, due: Sequence[AnyRequest], num_beside: int) -> list[int] | None:
+    def _all_that_run(self, due: Sequence[AnyRequest], num_decode_rows: int) -> list[int] | None:
         """The tokens of all requests, where sessions run and fit into one forward; as nearly always."""
         jobs = [request.job for request in due]
         wanted = [job.num_left for job in jobs]
-        room = self._budget.max_batched_tokens - num_beside
+        room = self._budget.max_batched_tokens - num_decode_rows
         return wanted if sum(wanted) <= room and all(map(is_running, jobs)) else None
 
     # Measurements of a batch.

@@ -19,7 +19,7 @@ from outrider.serving.session import SessionKey
 
 DEFAULT_MAX_BATCHED_TOKENS = 1024
 """Tokens of a forward on a CPU, where more delay the answers of running sessions."""
-DEFAULT_PREFILL_BESIDE = 256
+DEFAULT_MIXED_PREFILL_TOKENS = 256
 """Prefill tokens that cost little more on a GPU: the weights are being read anyway."""
 _FEW_TOKENS = 8
 """A job with fewer tokens than this besides its last ones is running rather than prefilling."""
@@ -57,7 +57,7 @@ class TokenBudget:
     """Limits on the number of tokens of a forward."""
 
     max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS
-    max_prefill_beside: int = DEFAULT_PREFILL_BESIDE
+    max_mixed_prefill_tokens: int = DEFAULT_MIXED_PREFILL_TOKENS
     """Prompt tokens beside running sessions, at most."""
     adapts_chunks: bool = False
     """Cut chunks smaller where forwards say that running sessions would wait too long. For devices on which a chunk's
@@ -87,8 +87,8 @@ def share_tokens(
     jobs: Sequence[Job],
     max_tokens: int,
     *,
-    max_beside: int = DEFAULT_PREFILL_BESIDE,
-    is_beside: bool = False,
+    max_prefill: int = DEFAULT_MIXED_PREFILL_TOKENS,
+    is_mixed: bool = False,
     rebuilds: Sequence[int] = (),
     links: Sequence[int] = (),
 ) -> list[int]:
@@ -96,8 +96,8 @@ def share_tokens(
 
     ``jobs`` stand in the order in which they were last served, longest ago first; a job that gets nothing now stands
     nearer to the front next time. A single job may pass the budget with its last tokens, which cannot be cut.
-    ``max_beside`` is the most that prefills get of a forward in which running sessions are served too, or for which
-    such sessions will have to wait: ``is_beside``. ``rebuilds`` are the prefills of sessions that were lost: each gets
+    ``max_prefill`` is the most that prefills get of a forward in which running sessions are served too, or for which
+    such sessions will have to wait: ``is_mixed``. ``rebuilds`` are the prefills of sessions that were lost: each gets
     all it can use before the next one does. New prompts get what they leave, and an eighth at least. ``links``: that of
     each job; empty: one for all.
     """
@@ -113,7 +113,7 @@ def share_tokens(
             shares[index] = wanted
             left -= wanted
     room = max(left + kept, int(bool(prefills)))  # one token even beside a row that passed the budget alone
-    room = min(room, max_beside) if is_beside or any(shares) else room
+    room = min(room, max_prefill) if is_mixed or any(shares) else room
     new = [index for index in prefills if index not in rebuilds]
     kept = room // _PREFILL_SHARE if new else 0
     for index in rebuilds:
@@ -190,13 +190,13 @@ class PrefillChunkSize:
         """The next one begins at its beginning, where tokens cost least."""
         self._a_token_ns = None
 
-    def tokens(self, num_running: int, num_prompts: int, num_tokens_beside: int = 0) -> int:
+    def tokens(self, num_running: int, num_prompts: int, num_decode_tokens: int = 0) -> int:
         """Maximum size of the next chunk beside the running sessions, with ``num_prompts`` due, in a forward with this
         number of other tokens.
         """
         few = self._of_few(num_running)
         many = few * min(_PROMPT_WEIGHT * (num_prompts - 1) / max(num_running, 1), _MOST_OF_MANY)
-        return max(few, min(int(many), _MOST_OF_MANY * self._most - num_tokens_beside))
+        return max(few, min(int(many), _MOST_OF_MANY * self._most - num_decode_tokens))
 
     def _of_few(self, num_running: int) -> int:
         without_ns = self._without(num_running)

@@ -28,7 +28,7 @@ from outrider.serving.in_process.engine_thread import OnFailure
 from outrider.serving.in_process.service import InProcessService
 from outrider.serving.session import UNBOUNDED, Limits, SessionLimits
 from outrider.serving.session_registry import SessionRegistry
-from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PREFILL_BESIDE, TokenBudget
+from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_MIXED_PREFILL_TOKENS, TokenBudget
 from outrider.structured_output import GrammarCompiler
 from outrider.types import JudgingRule, ModelDescription, SamplingParams, StepCost
 from outrider_target.executor import TargetExecutor
@@ -47,7 +47,7 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
         description: ModelDescription,
         *,
         max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
-        max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
+        max_mixed_prefill_tokens: int = DEFAULT_MIXED_PREFILL_TOKENS,
         computes_ahead: bool = True,
         session_limits: SessionLimits = UNBOUNDED,
         planes: TargetPlanes | None = None,
@@ -60,7 +60,7 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
         core = build_core(
             runner,
             max_batched_tokens=max_batched_tokens,
-            max_prefill_beside=max_prefill_beside,
+            max_mixed_prefill_tokens=max_mixed_prefill_tokens,
             computes_ahead=computes_ahead,
             session_limits=session_limits,
             planes=planes,
@@ -112,7 +112,7 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
                 description, plane_kinds=tuple(map(str, kinds)), step_costs=_step_costs(runner, settings, description)
             ),
             max_batched_tokens=tokens_of_a_forward(settings.max_batched_tokens, is_gpu=runner.worker.is_on_gpu),
-            max_prefill_beside=settings.max_prefill_beside,
+            max_mixed_prefill_tokens=settings.max_mixed_prefill_tokens,
             computes_ahead=settings.compute_ahead,
             session_limits=SessionLimits(settings.max_sessions_per_link, settings.session_idle_timeout_s),
             planes=TargetPlanes(runner.device, kinds, host=settings.host),
@@ -137,7 +137,7 @@ def build_core(
     runner: ModelRunner,
     *,
     max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
-    max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
+    max_mixed_prefill_tokens: int = DEFAULT_MIXED_PREFILL_TOKENS,
     computes_ahead: bool = True,
     session_limits: SessionLimits = UNBOUNDED,
     planes: TargetPlanes | None = None,
@@ -154,7 +154,7 @@ def build_core(
     return EngineCore(
         SessionRegistry(runner.sequences, limits),
         TargetExecutor(runner, planes),
-        TokenBudget(max_batched_tokens, max_prefill_beside, adapts_chunks=runner.device.type == "cuda"),
+        TokenBudget(max_batched_tokens, max_mixed_prefill_tokens, adapts_chunks=runner.device.type == "cuda"),
         lookahead=computes_ahead,
     )
 

@@ -204,12 +204,12 @@ async def test_a_process_that_ends_names_what_was_typed_for_its_flags() -> None:
     names = load_all(
         flags, environ=environ, flag_names=flag_names({}, Typed(("--num-gpu-blocks-override",)), flags)
     ).names
-    problem = "--device: is cuda, with --num-pages and --max-prefill-beside, not --unknown"
+    problem = "--device: is cuda, with --num-pages and --max-mixed-prefill-tokens, not --unknown"
     failing = ServiceSpec("target-2", "tests.cli.fake_service", ("--port", "1", "--fail", problem), "", 1.0)
     named = with_typed_names(StackPlan((failing,), ()), names).models[0]
     child = await ChildProcess.start(named, lambda line: None)
     assert await child.wait() == (
-        "OUTRIDER_TARGET_DEVICE: is cuda, with --num-gpu-blocks-override and --set target.max_prefill_beside,"
+        "OUTRIDER_TARGET_DEVICE: is cuda, with --num-gpu-blocks-override and --set target.max_mixed_prefill_tokens,"
         " not --unknown (exit code 1)"
     )
 
@@ -217,8 +217,10 @@ async def test_a_process_that_ends_names_what_was_typed_for_its_flags() -> None:
 def test_names_are_not_made_up_inside_of_names() -> None:
     names = load_all({("target", "model"): "m"}, flag_names=flag_names({}, Typed(), ()), environ={}).names
     with pytest.raises(ConfigError) as caught, names.in_errors(), names.in_errors():
-        raise ConfigError("target.page_size", "see target.num_pages and max_prefill_beside, /a/num_pages, 'num_pages'")
-    expected = "see --num-gpu-blocks-override and --set target.max_prefill_beside, /a/num_pages, 'num_pages'"
+        raise ConfigError(
+            "target.page_size", "see target.num_pages and max_mixed_prefill_tokens, /a/num_pages, 'num_pages'"
+        )
+    expected = "see --num-gpu-blocks-override and --set target.max_mixed_prefill_tokens, /a/num_pages, 'num_pages'"
     assert str(caught.value) == f"--page-size: {expected}"
 
 

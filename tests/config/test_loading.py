@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
+from outrider.cli.settings_flags import parse_set
 from outrider.config import (
     CoordinatorSettings,
     DraftSettings,
@@ -73,6 +74,18 @@ def test_variables_that_kubernetes_makes_for_a_service_are_passed_over() -> None
         "OUTRIDER_COORDINATOR_PORT_50050_TCP_ADDR": "10.0.0.7",
     }
     assert load(CoordinatorSettings, [], environ).port == 50050
+
+
+def test_former_names_of_settings_are_taken(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("target: {model: m, num_awake_processors: 2}", encoding="utf-8")
+    environ = {"OUTRIDER_TARGET_MAX_PREFILL_BESIDE": "64", "OUTRIDER_CONFIG": str(file)}
+    settings = load(TargetSettings, [], environ)
+    assert (settings.num_pinned_cpus, settings.max_mixed_prefill_tokens) == (2, 64)
+    assert load(TargetSettings, ["--num-awake-processors", "0"], environ).num_pinned_cpus == 0
+    assert parse_set(["coordinator.num_awake_processors=1"]) == {("coordinator", "num_pinned_cpus"): "1"}
+    with pytest.raises(ConfigError, match=r"OUTRIDER_TARGET_MAX_PREFILL_BESIDE: should be greater"):
+        load(TargetSettings, [], {**environ, "OUTRIDER_TARGET_MAX_PREFILL_BESIDE": "0"})
 
 
 def test_origins_name_the_source_of_each_value(file: Path) -> None:

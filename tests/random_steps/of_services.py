@@ -161,7 +161,7 @@ class TargetSteps(_Side):
     """Scores of random drafts, and for a while of none: then the core computes ahead what is mostly asked for next."""
 
     def __init__(self, runner: ModelRunner, seed: int, *, num_token_ids: int) -> None:
-        core = lookahead_core(AsyncTargetExecutor(runner), max_batched_tokens=48, max_prefill_beside=24)
+        core = lookahead_core(AsyncTargetExecutor(runner), max_batched_tokens=48, max_mixed_prefill_tokens=24)
         super().__init__(runner, core, seed, num_token_ids)
         self._num_plain = 0
         """Items to come without drafts."""
@@ -238,7 +238,7 @@ class DraftSteps(_Side):
 
     def __init__(self, runner: ModelRunner, seed: int, *, num_token_ids: int) -> None:
         runner.sampler = Sampler(DraftingRules(support_limit=64))
-        core = build_model_core(ModelProposer(runner), max_batched_tokens=48, max_prefill_beside=24)
+        core = build_model_core(ModelProposer(runner), max_batched_tokens=48, max_mixed_prefill_tokens=24)
         super().__init__(runner, core, seed, num_token_ids)
 
     def _ask(self, session: _Session) -> None:

@@ -65,7 +65,7 @@ def test_chunks_are_larger_where_more_prompts_wait_than_sessions_run(num_prompts
 
 
 def test_larger_chunks_leave_room_in_their_forward() -> None:
-    assert [after().tokens(RUNNING, 100, num_beside) for num_beside in (64, 700, 900)] == [960, 324, 256]
+    assert [after().tokens(RUNNING, 100, num_decode_rows) for num_decode_rows in (64, 700, 900)] == [960, 324, 256]
 
 
 def test_the_bound_of_many_prompts_follows_what_forwards_took() -> None:

@@ -18,17 +18,17 @@ class FakeJob:
 
 def test_running_rows_all_go_and_a_prefill_gets_what_is_left() -> None:
     jobs = [FakeJob(4000), *[FakeJob(5, 5) for _ in range(16)]]
-    shares = share_tokens(jobs, 512, max_beside=512)
+    shares = share_tokens(jobs, 512, max_prefill=512)
     assert shares[1:] == [5] * 16
     assert shares[0] == 512 - 80
 
 
 def test_beside_running_rows_prefills_get_less_than_alone() -> None:
     prefills = [FakeJob(4000), FakeJob(3000)]
-    assert share_tokens([*prefills, FakeJob(5, 5)], 512, max_beside=128) == [16, 112, 5]
-    assert share_tokens(prefills, 512, max_beside=128) == [64, 448]
-    assert share_tokens(prefills, 512, max_beside=128, is_beside=True) == [16, 112]
-    assert share_tokens([FakeJob(20, 1), FakeJob(5, 5)], 512, max_beside=4) == [4, 5]
+    assert share_tokens([*prefills, FakeJob(5, 5)], 512, max_prefill=128) == [16, 112, 5]
+    assert share_tokens(prefills, 512, max_prefill=128) == [64, 448]
+    assert share_tokens(prefills, 512, max_prefill=128, is_mixed=True) == [16, 112]
+    assert share_tokens([FakeJob(20, 1), FakeJob(5, 5)], 512, max_prefill=4) == [4, 5]
 
 
 def test_the_shortest_prefill_goes_first_and_the_one_served_longest_ago_gets_an_eighth() -> None:
@@ -83,7 +83,7 @@ def test_rebuilds_come_one_after_the_other_before_new_prompts() -> None:
     assert share_tokens(jobs, 512, rebuilds=[2, 1]) == [16, 48, 400, 48]
     assert share_tokens(jobs[1:3], 512, rebuilds=[1, 0]) == [112, 400]
     assert share_tokens(jobs, 1024, rebuilds=[2, 1]) == [224, 300, 400, 100]
-    assert share_tokens([*jobs, FakeJob(5, 5)], 512, max_beside=128, rebuilds=[1]) == [16, 112, 0, 0, 5]
+    assert share_tokens([*jobs, FakeJob(5, 5)], 512, max_prefill=128, rebuilds=[1]) == [16, 112, 0, 0, 5]
 
 
 def test_the_last_tokens_are_never_cut() -> None:

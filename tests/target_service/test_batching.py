@@ -65,7 +65,7 @@ def test_sixteen_running_sessions_share_one_forward_a_step(long_runner: ModelRun
 
 
 def test_running_sessions_lose_no_forward_to_a_long_prefill(long_runner: ModelRunner) -> None:
-    driver = Driver(build_core(long_runner, max_batched_tokens=512, max_prefill_beside=200))
+    driver = Driver(build_core(long_runner, max_batched_tokens=512, max_mixed_prefill_tokens=200))
     running = Running(driver, NUM_RUNNING)
     prompt = [(i * 37) % NUM_IDS for i in range(4000)]
     driver.send(opened(99, prompt_length=4000, max_length=4100), score_item(99, 2, prompt))

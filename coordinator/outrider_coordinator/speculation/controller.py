@@ -119,8 +119,8 @@ class DraftLengthController:
         """True if a session with such a prompt that has just entered will draft soon after it, so that its draft
         computes the prompt too.
         """
-        is_beside = num_tokens <= LONGEST_PROMPT_AT_ONCE and self.sessions.num_prompts <= 1
-        return self.is_speculating and is_beside
+        fits_beside = num_tokens <= LONGEST_PROMPT_AT_ONCE and self.sessions.num_prompts <= 1
+        return self.is_speculating and fits_beside
 
     @property
     def _prefills_drafts(self) -> bool:
@@ -323,7 +323,7 @@ class DraftLengthController:
         """
         if not any(session.is_ahead for session in self.sessions):
             return MAX_DRAFT_LENGTH
-        return self.costs.longest_beside(self.expectation.num_rows, self.sessions.context)
+        return self.costs.longest_mixed_prompt(self.expectation.num_rows, self.sessions.context)
 
     def _probe_if_due(self) -> None:
         if self._probe.is_due(self._busy_s):

@@ -194,7 +194,7 @@ class StepCosts:
         """
         return _TEXT_FACTOR * self._target.token_seconds * self._draft.seconds(1, 1) / self._target.seconds(1, 1)
 
-    def longest_beside(self, rows: int, context: float) -> int:
+    def longest_mixed_prompt(self, rows: int, context: float) -> int:
         """Largest draft length of which one token more is drawn within a forward of the target; 1 at least."""
         lengths = np.arange(2, MAX_DRAFT_LENGTH + 1)
         draft_s = math.exp(self._draft_scale.value) * self._draft.times(rows, lengths, context)

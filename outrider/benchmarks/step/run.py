@@ -51,7 +51,7 @@ class StepPlan:
     acceptance: float = 0.75
     num_speculative_tokens: int = 4
     """0: the target alone."""
-    num_awake_processors: int | None = None
+    num_pinned_cpus: int | None = None
     """Number of busy-polling processors of each process, as in its setting."""
     num_samples: int = 300
     """Steps of each session."""
@@ -177,7 +177,7 @@ async def _generate(client: AsyncClient, plan: StepPlan, temperature: float, see
 @contextlib.asynccontextmanager
 async def _stack(plan: StepPlan, folder: Path) -> AsyncIterator[_Stack]:
     """All three, until they are not needed any more."""
-    pinned = () if plan.num_awake_processors is None else ("--pinned-cpus", str(plan.num_awake_processors))
+    pinned = () if plan.num_pinned_cpus is None else ("--pinned-cpus", str(plan.num_pinned_cpus))
 
     def service(role: str, *arguments: str) -> contextlib.AbstractAsyncContextManager[tuple[str, Any]]:
         address = "127.0.0.1:0" if plan.over == TCP else f"unix:{folder}/{role}"
@@ -237,7 +237,7 @@ def to_result(series: tuple[Series, ...], plan: StepPlan, *, name: str) -> Resul
         "target_ms": plan.target_ms,
         "acceptance": plan.acceptance,
         "num_speculative_tokens": plan.num_speculative_tokens,
-        "num_awake_processors": "unset" if plan.num_awake_processors is None else plan.num_awake_processors,
+        "num_pinned_cpus": "unset" if plan.num_pinned_cpus is None else plan.num_pinned_cpus,
         "num_samples": plan.num_samples,
         "num_warmups": plan.num_warmups,
         "models": "stand-ins of known cost",

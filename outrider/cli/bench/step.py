@@ -35,9 +35,7 @@ def step(
     ] = 4,
     pinned_cpus: Annotated[
         int | None,
-        typer.Option(
-            "--num-awake-processors", min=0, help="Value of the setting num_awake_processors. Default: the setting's."
-        ),
+        typer.Option("--num-pinned-cpus", min=0, help="Value of the setting num_pinned_cpus. Default: the setting's."),
     ] = None,
     samples: Samples = 300,
     warmups: Warmups = 50,
@@ -52,7 +50,7 @@ def step(
         draft_ms=draft_ms,
         target_ms=target_ms,
         num_speculative_tokens=num_speculative_tokens,
-        num_awake_processors=pinned_cpus,
+        num_pinned_cpus=pinned_cpus,
         num_samples=samples,
         num_warmups=warmups,
     )

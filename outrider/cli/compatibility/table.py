@@ -143,12 +143,12 @@ ALWAYS_OFF = {
         "--enable-tokenizer-info-endpoint --enable-offline-docs --tokens-only --enable-scale-out"
     ),
     "lost services are found and started again anyway": "--enable-fault-tolerance",
-    "use --set target.num_awake_processors=N": "--numa-bind",
+    "use --set target.num_pinned_cpus=N": "--numa-bind",
     "the next step is always prepared while one runs": "--disable-async-output-proc",
     "draws are made in float32": "--use-fp64-gumbel",
     "responses hold token ids and logprobs": "--return-sampling-mask",
     "settings are checked at the start anyway": "--fail-on-environ-validation",
-    "see max_prefill_beside (--set)": "--long-prefill-token-threshold-adaptive",
+    "see max_mixed_prefill_tokens (--set)": "--long-prefill-token-threshold-adaptive",
     _KERNELS: "--monokernel --enable-batch-sharded-sampling --enable-shm-tensor-arena",
 }
 """Switches of what is not offered: on is refused, off is passed over."""
@@ -213,7 +213,7 @@ VALUES = {
     ),
     "the draft length is -k, --num-speculative-tokens": "--num-lookahead-slots=0",
     "the next step is always prepared while one runs": "--num-scheduler-steps=1 --prefill-schedule-interval=1",
-    "see max_prefill_beside (--set)": (
+    "see max_mixed_prefill_tokens (--set)": (
         "--max-num-partial-prefills=1 --max-long-partial-prefills=1 --long-prefill-token-threshold=0"
         " --max-num-scheduled-tokens"
     ),
@@ -280,7 +280,7 @@ VALUES = {
     "a service keeps its memory until it ends": "--sleep-mode-backend --sleep-preserve-parameter-names",
     "a service that hangs is found by its heartbeats: see docs/faults.md": "--watchdog-config --fault-tolerance-config",
     "lengths of drafts follow the load: see draft_length (--set)": "--performance-mode=balanced",
-    "use --set target.num_awake_processors=N": "--numa-bind-nodes --numa-bind-cpus",
+    "use --set target.num_pinned_cpus=N": "--numa-bind-nodes --numa-bind-cpus",
     "the gateway listens on TCP": "--uds",
     "gRPC is always served; its port is --port": "--grpc-port",
     "headers have fixed bounds": "--h11-max-header-count --h11-max-incomplete-event-size",

@@ -155,10 +155,9 @@ class CoordinatorSettings(Section):
         " fewer, but 2,500 at least. Tokens of several steps go in one then. First tokens and results do not"
         " count. 0: any.",
     )
-    num_awake_processors: NonNegative | None = Field(
+    num_pinned_cpus: NonNegative | None = Field(
         None,
-        description="Processors that this process is bound to and keeps from idling while requests run: lower"
-        " latency for"
+        description="CPUs that this process is pinned to and keeps from idling while requests run: lower latency for"
         " processor time. Unset: 1 on hosts with 8 processors or more and no quota; 0 in pods.",
     )
     tokenizer: Text | None = Field(

@@ -137,7 +137,7 @@ class ModelServiceSettings(Section):
         description="Maximum number of tokens in one forward; longer prompts are split into chunks. Unset: 4,096 on a"
         " GPU, 1,024 on a CPU.",
     )
-    max_prefill_beside: Positive = Field(
+    max_mixed_prefill_tokens: Positive = Field(
         256,
         description="Maximum number of prompt tokens in a forward that also decodes running sessions, which wait for"
         " it; on a GPU up to four times as many where more prompts wait than sessions run.",
@@ -173,9 +173,9 @@ class ModelServiceSettings(Section):
         " them. 0: not measured.",
     )
     num_threads: Positive | None = Field(None, description="Threads that compute on a CPU; unset: one for each core.")
-    num_awake_processors: NonNegative | None = Field(
+    num_pinned_cpus: NonNegative | None = Field(
         None,
-        description="Processors that this process is bound to and keeps from idling while it has sessions: lower"
+        description="CPUs that this process is pinned to and keeps from idling while it has sessions: lower"
         " latency for processor time. Unset: 1 with a GPU, on hosts with 8 processors or more and no quota; 0 in pods.",
     )
     tls_cert_file: Text | None = TLS_CERT_FILE

@@ -17,7 +17,7 @@ from outrider.process.cpu_affinity.choice import automatic_count, take
 
 _log = logging.getLogger(__name__)
 
-SETTING = "num_awake_processors"
+SETTING = "num_pinned_cpus"
 _END_S = 1.0
 """Longest wait for the polling process to end."""
 _LOOK_S = 0.05

@@ -360,7 +360,7 @@ class EngineThread(Generic[CommandT, EventT]):
             return
         beside = [command for command in commands if type(command) in _OF_NO_CORE]
         for command in beside:
-            self._handle_beside(link, command)
+            self._handle_without_core(link, command)
         if len(beside) < len(commands):
             commands = tuple(command for command in commands if type(command) not in _OF_NO_CORE)
             self._core.handle(link.link_id, commands, arrived_ns=message.arrived_ns)
@@ -368,7 +368,7 @@ class EngineThread(Generic[CommandT, EventT]):
             if isinstance(command, ScoreAhead) and not self._has_arrived():  # else there is no time left for it
                 self._core.expect(link.link_id, command.batched)
 
-    def _handle_beside(self, link: LocalLink[CommandT, EventT], command: Any) -> None:  # noqa: ANN401 - of a plane or channel
+    def _handle_without_core(self, link: LocalLink[CommandT, EventT], command: Any) -> None:  # noqa: ANN401 - of a plane or channel
         def tell(event: Any) -> None:  # noqa: ANN401 - of no session, so none of EventT
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 link.deliver(EventBatch((event,)))

@@ -47,7 +47,7 @@ def target_core(switch: Switch, *, takes_batch: bool, num_pages: int, max_batche
     executor = holding(TargetExecutor, switch)(runner)
     limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=False)
     table = SessionRegistry(runner.sequences, limits)
-    budget = TokenBudget(max_batched_tokens=max_batched_tokens, max_prefill_beside=32)
+    budget = TokenBudget(max_batched_tokens=max_batched_tokens, max_mixed_prefill_tokens=32)
     return EngineCore(table, executor, budget, lookahead=True, takes_batch=takes_batch, clock=switch.clock), executor
 
 

@@ -106,7 +106,7 @@ async def test_a_program_that_was_killed_is_told_of_and_missed_by_nobody(caplog:
 
 async def test_more_than_the_process_may_run_on_is_refused() -> None:
     count = len(os.sched_getaffinity(0)) + 1
-    with pytest.raises(ConfigError, match=f"num_awake_processors: is {count}, and this process may run on"):
+    with pytest.raises(ConfigError, match=f"num_pinned_cpus: is {count}, and this process may run on"):
         async with pinned_to_cpus(count, lambda: True):
             pass
 
