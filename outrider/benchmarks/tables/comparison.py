@@ -104,7 +104,7 @@ def _caption(results: Sequence[Result]) -> str:
     theirs = f"vLLM drafts {length} tokens per step, " if length else ""
     return (
         f"{device(chosen)}: one GPU for both models, 8B and 1B shapes in bfloat16 with synthetic weights (about 0.8 of "
-        "the judged draft tokens are accepted), greedy, 128 tokens in and 256 out, less the time of the first tokens. "
+        "the judged draft tokens are accepted), greedy, 128 tokens in and 256 out, without the time to first token. "
         f"Medians. Both servers over HTTP with one client, measured on {chosen.created_at[:10]} within half an hour, "
         f"Outrider at commit {chosen.environment.commit[:9]}. {theirs}Outrider 0 to {_LONGEST}, as it chooses."
     )
