@@ -12,7 +12,7 @@ from rich.table import Table
 from outrider.cli.options import output
 from outrider.config import TargetSettings
 from outrider.errors import ConfigError, install_command
-from outrider.process.model_files import is_hub_id, with_local_model
+from outrider.process.model_files import is_hub_id, require_weights_on_hub, with_local_model
 
 if TYPE_CHECKING:
     from outrider.model_executor.loader.estimate import ModelEstimate
@@ -55,8 +55,11 @@ def check(
         "tensor_parallel_size": tensor_parallel_size, "enable_expert_parallel": enable_expert_parallel,
     }  # fmt: skip
     settings = TargetSettings.model_validate({**given, **asked, "max_model_len": max_model_len})
+    folder = Path(with_local_model(settings).model)
+    if is_hub_id(model):
+        require_weights_on_hub(model, revision)
     found: ModelEstimate = _engine().estimate_model(
-        Path(with_local_model(settings).model),
+        folder,
         dtype=settings.dtype,
         quantization=settings.quantization,
         kv_cache_dtype=settings.kv_cache_dtype,

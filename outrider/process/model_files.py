@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
 import logging
 import re
@@ -36,6 +37,7 @@ _IGNORED = ("consolidated*", "original/*")
 """The same weights once more, in another layout."""
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_ANSWER_SECONDS = 10
 
 _REFUSED = 3
 _READ_CONFIGURATION = f"""
@@ -79,6 +81,20 @@ def with_local_model(settings: ModelT, *, reads_configuration: bool = False) -> 
 
 def _with_method(settings: ModelT, name: str) -> ModelT:
     return with_draft_method(settings, name) if isinstance(settings, DraftSettings) else settings
+
+
+def require_weights_on_hub(repo_id: str, revision: str | None) -> None:
+    """Raise ``ModelError`` if a repository has no weights that are read. Says nothing where the Hub cannot be asked."""
+    try:
+        from huggingface_hub import HfApi
+
+        files = HfApi().model_info(repo_id, revision=revision, timeout=_ANSWER_SECONDS).siblings or ()
+    except Exception as error:  # of the network, the Hub, a missing package: each has its own
+        _log.debug("%s: its files are not known: %s", repo_id, error)
+        return
+    weights = [file.rfilename for file in files if fnmatch.fnmatch(file.rfilename, _WEIGHTS)]
+    if not any("/" not in name and not fnmatch.fnmatch(name, _IGNORED[0]) for name in weights):
+        raise ModelError(f"{repo_id} on the Hub lacks {_WEIGHTS}, the only weights that are read")
 
 
 def with_local_tokenizer(settings: CoordinatorSettings) -> CoordinatorSettings:

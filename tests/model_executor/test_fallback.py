@@ -107,6 +107,14 @@ def test_a_native_family_can_be_run_through_transformers(implementation: ModelIm
     forward_and_check(runner, (open_scripted(runner, folder, 20), text, None))
 
 
+@pytest.mark.parametrize("architecture", ["gemma2", "llama", "mixtral"])
+def test_a_token_reads_the_same_bytes_whose_code_reads_them(architecture: str) -> None:
+    """Embeddings that are looked up, and experts that are not chosen, do not count."""
+    native, fallback = (estimate_model(build(architecture), model_impl=code) for code in ("native", "transformers"))
+    assert fallback.decoding_bytes == native.decoding_bytes
+    assert (native.weight_bytes == native.decoding_bytes) is native.config.tied_embeddings
+
+
 @pytest.mark.parametrize(
     ("architecture", "config"), [("llama", {"hidden_act": "gelu"}), ("olmoe", {"clip_qkv": 0.5})], ids=str
 )

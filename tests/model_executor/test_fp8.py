@@ -223,7 +223,7 @@ def test_ranks_hold_parts_of_blocks(tmp_path: Path) -> None:
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo should be 'FP8', not 'NVFP4'"),
         (
             {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.self_attn.k_proj"]},
-            "self_attn.q_proj is quantized and model.layers.0.self_attn.k_proj is not",
+            "config.json: quantization_config: model.layers.0.self_attn.q_proj is quantized and model.layers.0",
         ),
     ],
 )

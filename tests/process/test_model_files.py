@@ -127,6 +127,19 @@ def test_only_what_is_read_is_fetched(tmp_path: Path) -> None:
     assert not list(Path(folder).glob("*.safetensors"))
 
 
+@pytest.mark.parametrize(("weights", "is_read"), [("model-1.safetensors", True), ("consolidated.safetensors", False)])
+def test_whether_the_hub_has_weights_that_are_read_is_known_before_they_are(
+    weights: str, is_read: bool, tmp_path: Path
+) -> None:
+    question = QUESTION.replace("with_local_model", "require_weights_on_hub").split("try:")[0]
+    files = {"pytorch_model.bin": b"a pickle", "original/model.safetensors": b"the same once more", weights: b"weights"}
+    with running(FakeHub(files)) as hub:
+        question += "require_weights_on_hub('owner/model', None)"
+        ended = run(tmp_path, hub.url, "-c", question)
+    assert (ended.returncode == 0) is is_read
+    assert ("owner/model on the Hub lacks *.safetensors, the only" in ended.stderr) is not is_read
+
+
 AWQ = json.dumps({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}}).encode()
 
 

@@ -64,6 +64,8 @@ class Quantization:
     """Regular expressions of parts of our modules' names, and what checkpoints have in their places. Modules are found
     by both names.
     """
+    file: str = "config.json"
+    """File that says so, for errors."""
     numbers: Numbers = Numbers.FP8
     has_fp8_cache: bool = False
     """True if the checkpoint is made for keys and values in FP8."""
@@ -89,8 +91,8 @@ class Quantization:
                 next(name for name, is_in in found.items() if is_in is wanted) for wanted in (True, False)
             )
             raise ModelError(
-                f"quantization_config: {inside} is quantized and {outside} is not, and the two are one product: either"
-                " both or neither should be"
+                f"{self.file}: quantization_config: {inside} is quantized and {outside} is not, and the two are one"
+                " product: either both or neither should be"
             )
         return all(found.values())
 

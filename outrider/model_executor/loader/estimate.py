@@ -105,14 +105,14 @@ def estimate_model(
         sizes = estimate_sizes(folder, config, chosen, tensor_parallel_size)
         if has_files:
             check_files(folder, sizes)
-        num_bytes, layout = sizes.weight_bytes, sizes.layout
+        num_bytes, layout, read = sizes.weight_bytes, sizes.layout, sizes.decoding_bytes
     else:
         last = Shard(tensor_parallel_size - 1, tensor_parallel_size)  # of an odd number of experts it has one more
         num_bytes = weight_bytes(config, chosen, is_widened=False, shard=last)
         read = decoding_bytes(config, chosen, last)
         layout = cache_layout(config, chosen, last)
     if layout is None:
-        return ModelEstimate(config, chosen, length, num_bytes)
+        return ModelEstimate(config, chosen, length, num_bytes, decoding_bytes=read)
     num_parts = tensor_parallel_size  # the layout is that of a rank, each of which has one head at least
     each, windowed, kept = num_parts * layout.bytes_per_token(cached.itemsize), 0, None
     if (request := window_request(layout, cached, length, 1)) is not None:

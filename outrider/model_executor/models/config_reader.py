@@ -88,7 +88,7 @@ def read_model_config(folder: Path, model_impl: str = "auto") -> ModelConfig:
     architecture = family.architecture
     quantization = read_quantization(folder, raw)
     if quantization is not None:
-        quantization = replace(quantization, aliases=module_aliases(family))
+        quantization = replace(quantization, aliases=module_aliases(family), file=str(path))
     special = _checked(path, raw, family)
     fields = _read_fields(folder, raw, family)
     _warn_of_ids(path, special, fields["vocab_size"])

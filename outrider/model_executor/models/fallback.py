@@ -254,6 +254,8 @@ class FallbackSizes:
     """Linear layers that can be one product."""
     quantized: Mapping[str, WeightTarget] = field(default_factory=dict)
     """Tensors of FP8 layers, as the files should have them."""
+    decoding_bytes: int | None = None
+    """See ``ModelEstimate``."""
     is_text_part: bool = False
     """True if the files are those of a whole model, of which the text part is made."""
 
@@ -282,9 +284,35 @@ def estimate_sizes(folder: Path, config: ModelConfig, dtype: torch.dtype, num_ra
         num_quantized = sum(linear.weight.numel() for linear in covered_linears(model, config).values())
         num_quantized += num_kept // num_ranks - num_kept
         quantized = dict(stored_tensors(model, config, shares))
+        weight_bytes = num_parameters * dtype.itemsize - num_quantized * (dtype.itemsize - 1)
+        unread = _num_unread(model)
         layout, groups = _try_out(model, config)
-    weight_bytes = num_parameters * dtype.itemsize - num_quantized * (dtype.itemsize - 1)
-    return FallbackSizes(num_stored, weight_bytes, layout, groups, quantized, own.model_type != raw["model_type"])
+    return FallbackSizes(
+        num_stored, weight_bytes, layout, groups, quantized, is_text_part=own.model_type != raw["model_type"],
+        decoding_bytes=None if unread is None else weight_bytes - unread * dtype.itemsize,
+    )  # fmt: skip
+
+
+def _num_unread(model: Any) -> int | None:  # noqa: ANN401 - transformers' own class
+    """Number of parameters that a forward of one token does not read: of embeddings, of experts that it does not
+    choose, and of other parts than decoder and head; None: not known.
+    """
+    if (head := model.get_output_embeddings()) is None:
+        return None
+    num_chosen = getattr(model.config.get_text_config(decoder=True), "num_experts_per_tok", None)
+    read = {id(parameter) for part in (model.get_decoder(), head) for parameter in part.parameters()}
+    read -= {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    read.add(id(head.weight))
+    num_unread = 0
+    for name, parameter in model.named_parameters():
+        is_of_experts = ".experts." in name
+        if id(parameter) not in read:
+            num_unread += parameter.numel()
+        elif is_of_experts and parameter.dim() == 3 and isinstance(num_chosen, int):
+            num_unread += parameter.numel() - parameter[0].numel() * min(num_chosen, len(parameter))
+        elif is_of_experts or parameter.dim() > 2:
+            return None
+    return num_unread
 
 
 def _shared(model: Any, config: ModelConfig, communicator: Communicator) -> Shares:  # noqa: ANN401
