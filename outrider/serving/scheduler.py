@@ -341,12 +341,10 @@ def _record(batch: Batch, output: ExecutorOutput[Any], ended_ns: int) -> Forward
 
 
 def _rebuilds(due: Sequence[AnyRequest]) -> list[int]:
-    """Indices of the requests that rebuild a lost session, the oldest first.
+    """Indices of the requests that rebuild a lost session: one that has begun before others, these as they came.
 
     Served in equal shares they would all be back late: a target that is killed every few seconds would then bring back
-    none, and no stream would get on.
+    none, and no stream would get on. Coordinators send first what has waited longest.
     """
     lost = [index for index, request in enumerate(due) if not is_running(request.job) and request.has_output]
-    if not lost:
-        return lost
-    return sorted(lost, key=lambda index: due[index].session.age)
+    return sorted(lost, key=lambda index: due[index].status is RequestStatus.WAITING)

@@ -69,8 +69,10 @@ class Failover:
         self.find_drafts(orphans)
 
     def find_targets(self, requests: Iterable[RequestState]) -> None:
-        """Place the requests without a target, as far as targets are attached."""
-        for request in sorted(requests, key=lambda request: request.loop.target.losses):
+        """Place the requests without a target, as far as targets are attached. Those that were lost most often without
+        an answer between are placed first, or they would be the last of each target that is killed; suspects last.
+        """
+        for request in sorted(requests, key=_turn):
             request.place.refused_by.clear()
             if request.place.target is not None or request.is_over or self._waits_its_turn(request):
                 continue
@@ -135,6 +137,14 @@ class Failover:
 
     def _is_running(self, request: RequestState) -> bool:
         return self._request_manager.find(request.session) is request
+
+
+def _turn(request: RequestState) -> int:
+    """Sort key of requests that are placed again; of suspects the one with the fewest losses is first, so that each has
+    its turn.
+    """
+    losses = request.loop.target.losses
+    return losses if request.loop.is_suspect else -losses
 
 
 def _facts_of(replica: DraftReplica, target: TargetReplica | None) -> DraftFacts:

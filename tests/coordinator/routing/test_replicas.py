@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import CapacityError, PairMismatchError, UnavailableError
-from outrider.ports import EventBatch, Score, SessionLost, TargetCommand
+from outrider.ports import EventBatch, Open, Score, SessionLost, TargetCommand
 from outrider.stalls import Stall
 from outrider.types import AcceptanceMethod
 from outrider_coordinator.requests.batch_driver import BatchDriver
@@ -401,6 +401,26 @@ async def test_targets_that_break_often_in_a_row_fail_no_request_but_the_one_the
         results = await asyncio.gather(*tasks)
         assert [result.token_ids for result in results] == expected
         assert stats_of(made.coordinator).num_failed == 0
+
+
+async def test_sessions_that_were_lost_most_often_are_rebuilt_first_and_suspects_last() -> None:
+    """Targets that are killed while they rebuild would otherwise lose the same sessions each time."""
+    toy = target()
+    async with fleet(Found(toy)) as made:
+        toy.faults.hold = True
+        tasks = [asyncio.create_task(made.run(ask(seed=seed))) for seed in range(5)]
+        await eventually(lambda: len(toy.link.core.sessions) == len(tasks))
+        running = sorted(made.coordinator.request_manager.running(), key=lambda request: request.session)
+        losses = (0, 2, 1, MAX_LOSSES_IN_A_ROW + 2, MAX_LOSSES_IN_A_ROW + 1)
+        for request, num_losses in zip(running, losses, strict=True):
+            request.loop.target.losses = num_losses
+        toy.break_links("killed")
+        await eventually(lambda: len(toy.links) == 2 and len(toy.link.core.sessions) == 4)
+        opened = [command.session for message in toy.link.sent for command in message if isinstance(command, Open)]
+        assert opened == [running[index].session for index in (1, 2, 0, 4)]
+        toy.faults.hold = False
+        toy.release_held()
+        await asyncio.gather(*tasks)
 
 
 class _Poisoned(ToyTarget):
