@@ -92,6 +92,21 @@ def test_every_end_token_of_the_generation_config_counts(tmp_path: Path) -> None
     assert read_model_config(tmp_path).eos_token_ids == (2,)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "other"),
+    [
+        ("LlamaForCausalLM", "mistral", "MistralForCausalLM"),
+        ("MistralForCausalLM", "llama", "LlamaForCausalLM"),
+        ("Olmo2ForCausalLM", "llama", "LlamaForCausalLM"),
+    ],
+)
+def test_the_type_of_another_model_is_refused(architecture: str, model_type: str, other: str, tmp_path: Path) -> None:
+    """Windows, scales and norms of the two differ, and their tensors do not."""
+    write_config(tmp_path, architectures=[architecture], model_type=model_type)
+    with pytest.raises(ModelError, match=f"names {architecture}, and model_type '{model_type}' is that of {other}: "):
+        read_model_config(tmp_path)
+
+
 def test_sliding_windows_are_read_layer_by_layer(tmp_path: Path) -> None:
     qwen2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "sliding_window": 5}
     assert read_model_config(write_config(tmp_path, **qwen2)).sliding_windows == (None, None, None)

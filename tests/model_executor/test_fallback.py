@@ -22,6 +22,7 @@ from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.loader.estimate import estimate_model
 from outrider.model_executor.loader.model import ModelImplementation, QuantizationName
 from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.models import read_model_config
 from outrider.model_executor.models.support import FALLBACKS
 from outrider.model_executor.row_batch import RowBatch
 from outrider.types import LAST_HIDDEN_STATE
@@ -145,6 +146,15 @@ def test_fp8_made_at_load_equals_the_native_one() -> None:
     linear = sum(tensor.numel() for name, tensor in tensors.items() if "_proj" in name)
     every = sum(tensor.numel() for tensor in tensors.values())
     assert estimate_model(build("smollm3"), quantization="fp8").weight_bytes == linear + 4 * (every - linear)
+
+
+def test_types_that_only_transformers_knows_should_fit_the_native_family(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(build("llama"), tmp_path / "model"))
+    change_config(folder, model_type="iquestcoder")
+    assert read_model_config(folder).architecture == "LlamaForCausalLM"
+    change_config(folder, model_type="gemma")
+    with pytest.raises(ModelError, match="names LlamaForCausalLM, and model_type 'gemma' is that of GemmaForCausalLM"):
+        read_model_config(folder)
 
 
 @pytest.mark.parametrize("quantization", ["none", "fp8"])

@@ -86,6 +86,7 @@ def read_model_config(folder: Path, model_impl: str = "auto") -> ModelConfig:
         return _read_fallback(folder, raw, is_asked_for=model_impl == "transformers")
     family = _family(folder, raw)
     architecture = family.architecture
+    _check_model_type(path, raw.get("model_type"), family)
     quantization = read_quantization(folder, raw)
     if quantization is not None:
         quantization = replace(quantization, aliases=module_aliases(family), file=str(path))
@@ -146,6 +147,24 @@ def _named_architecture(raw: dict[str, Any]) -> object:
     """Class that config.json names, by its model_type where it names none."""
     named = raw.get("architectures") or [architecture_of(str(raw.get("model_type")))]
     return named[0] if isinstance(named, list) else named
+
+
+def _check_model_type(path: Path, model_type: object, family: ModelFamily) -> None:
+    """Raise ``ModelError`` for the ``model_type`` of another family than ``architectures`` names: transformers makes a
+    model of this type, whose layers may be others for the same tensors.
+    """
+    if model_type in (None, family.model_type, *family.text_types):
+        return
+    named, other = family.architecture, architecture_of(str(model_type))
+    if not is_native(other):
+        from outrider.model_executor.models.fallback_config import decoder_of  # seldom needed, and slow to import
+
+        other = decoder_of(model_type) or named
+    if other != named:
+        raise ModelError(
+            f"{path}: architectures names {named}, and model_type {shown(model_type)} is that of {other}: the two"
+            " should agree"
+        )
 
 
 def _check_is_model(folder: Path) -> None:

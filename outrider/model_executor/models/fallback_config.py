@@ -40,7 +40,12 @@ def name_in_text_part(name: str) -> str:
 
 def is_known(model_type: object) -> bool:
     """True if transformers has a decoder of this type."""
-    return isinstance(model_type, str) and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return decoder_of(model_type) is not None
+
+
+def decoder_of(model_type: object) -> str | None:
+    """Class of transformers' decoder of a ``model_type``, None if it has none."""
+    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) if isinstance(model_type, str) else None
 
 
 def has_other_parts(architecture: str) -> bool:
