@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from outrider.cli.options import output
-from outrider.config import TargetSettings
+from outrider.config import TargetSettings, load
 from outrider.errors import ConfigError, install_command
 from outrider.process.model_files import is_hub_id, require_weights_on_hub, with_local_model
 
@@ -49,12 +49,13 @@ def check(
     Its configuration and tokenizer are read, and of weights in a folder what the headers of their files say. No weights
     are downloaded.
     """
-    given: dict[str, Any] = {"model": model, "revision": revision, "load_format": "dummy", "dtype": dtype}
-    asked = {
-        "quantization": quantization, "kv_cache_dtype": kv_cache_dtype, "model_impl": model_impl,
-        "tensor_parallel_size": tensor_parallel_size, "enable_expert_parallel": enable_expert_parallel,
+    given = {
+        "model": model, "revision": revision, "load-format": "dummy", "dtype": dtype, "quantization": quantization,
+        "kv-cache-dtype": kv_cache_dtype, "model-impl": model_impl, "tensor-parallel-size": tensor_parallel_size,
+        "max-model-len": max_model_len,
     }  # fmt: skip
-    settings = TargetSettings.model_validate({**given, **asked, "max_model_len": max_model_len})
+    flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    settings = load(TargetSettings, [*flags, *(["--enable-expert-parallel"] if enable_expert_parallel else [])], {})
     folder = Path(with_local_model(settings).model)
     if is_hub_id(model):
         require_weights_on_hub(model, revision)
@@ -85,8 +86,8 @@ def _engine() -> Any:  # noqa: ANN401 - a module
 
 def _speed(num_bytes: int, each: str) -> str:
     """Bound of plain decoding by what a token reads."""
-    bounds = " or ".join(f"{rate / num_bytes:,.0f} on {gpu}" for gpu, rate in _READ_RATES.items())
-    return f"{num_bytes / _GIB:.2f} GiB of weights a token{each}: one user gets at most {bounds} a second"
+    bounds = ", ".join(f"{rate / num_bytes:,.0f} on an {gpu}" for gpu, rate in _READ_RATES.items())
+    return f"reads {num_bytes / _GIB:.2f} GiB a token{each}: tokens/s of one user without drafts are below {bounds}"
 
 
 def _kv_cache(found: ModelEstimate) -> str:

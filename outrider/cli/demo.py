@@ -35,6 +35,8 @@ DRAFTS: Mapping[str, Path] = {
 }
 """The embedded draft of each method."""
 _SHOWN_PROMPTS = 3
+_NUM_NOTES = 4
+"""Lines of progress where there is no terminal for a bar."""
 _BUSY_LOAD = 1.25
 """Load for each processor above which other processes slow the measurement; its own services take at most one each."""
 _FLAGS = {
@@ -170,8 +172,9 @@ async def _show_figures(client: AsyncClient, options: DemoOptions) -> None:
 
         def on_run() -> None:
             bar.advance(task)
-            if not progress.is_terminal:
-                progress.print(f"measuring: {round(bar.tasks[0].completed)} of {num_runs} runs", markup=False)
+            done = round(bar.tasks[0].completed)
+            if not progress.is_terminal and done % max(1, num_runs // _NUM_NOTES) == 0:
+                progress.print(f"measuring: {done} of {num_runs} runs", markup=False)
 
         comparisons = [
             await compare(
@@ -202,10 +205,10 @@ def figures_table(comparisons: Sequence[DemoComparison]) -> Table:
     """A row for each temperature."""
     table = Table(box=None, pad_edge=False)
     for name in (
-        "T",
+        "temperature",
         "tokens/s",
-        "without draft",
-        "times as fast",
+        "target alone",
+        "speedup",
         "acceptance rate",
         "mean acceptance length",
         "tokens per target pass",

@@ -139,6 +139,7 @@ def _as_config_error(error: ValidationError, prefix: str) -> ConfigError:
     if first["type"] == "missing":
         return ConfigError(prefix + key, UNSET)
     message = first["msg"].removeprefix("Value error, ").replace("Input should", "should")
+    message = message.partition(", unable to parse")[0]
     if not key:  # said by a validator of the whole section as "key: message"
         key, _, message = message.partition(": ")
         return ConfigError(prefix + key, message)

@@ -16,6 +16,9 @@ Place = tuple[str, str]
 RENAMED = {"max_prefill_beside": "max_mixed_prefill_tokens", "num_awake_processors": "num_pinned_cpus"}
 """Keys of 0.1.0 that 0.2 still takes: the present key of each."""
 
+_MOST_LISTED = 12
+"""Known keys up to which an error lists them."""
+
 _MENTION = re.compile(
     r"(?!\A)(?<![\w./'\"-])(?<!--set )"
     r"(?:(?P<section>target|draft|coordinator|gateway)\.(?P<key>[a-z]\w*)|(?P<bare>[a-z]+(?:_[a-z0-9]+)+))"
@@ -87,5 +90,6 @@ def unknown(key: str, known: Iterable[str], *, prefix: str = "") -> ConfigError:
         or difflib.get_close_matches(plain, names, n=1, cutoff=0.5)
         or difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     )
-    hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"known are {', '.join(sorted(names))}"
+    known_ones = f"known are {', '.join(sorted(names))}" if len(names) <= _MOST_LISTED else "outrider config lists them"
+    hint = f"did you mean {prefix}{nearest[0]}?" if nearest else known_ones
     return ConfigError(f"{prefix}{key}", f"is not a setting; {hint}")

@@ -37,6 +37,9 @@ def test_rpc_prints_a_line_a_case_and_saves_the_samples(runner: CliRunner, tmp_p
         (["kernels", "--device", "cuda:99"], "there "),
         (["kernels", "--device", "banana"], "should be auto, cpu, cuda or cuda:N"),
         (["serve", "--draft-model", "some"], "needs its target"),
+        (["http", "a=nothing"], "'nothing' should be an address such as http://"),
+        (["ahead-modes", "--users", "1", "--arm", "apart"], "'apart' should have the MODE in_turn or verdict"),
+        (["ahead-modes", "--users", "1", "--arm", "one:chain:0"], "with a K of at least 1"),
         (["serve", "--json", "nowhere/some.json"], "nowhere is not a folder"),
     ],
 )
@@ -82,7 +85,7 @@ def test_engine_measures_a_model_that_processes_share(runner: CliRunner, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["rpc", "--call", "pigeon"], "calls"),
+        (["rpc", "--call", "pigeon"], "--call: should be unary or stream, not pigeon"),
         (["engine", "no-such-folder"], "no-such-folder"),
         (["serve", "no-such-folder"], "no-such-folder"),
         (["serve", "--address", "127.0.0.1:1", "--draft-model", "x"], "--draft-model"),

@@ -30,8 +30,8 @@ def test_every_part_and_row_has_a_name_of_its_own() -> None:
 
 def test_an_unknown_part_is_refused(tmp_path: Path) -> None:
     refused = measure(str(tmp_path), "pigeon")
-    assert refused.returncode == 2
-    assert "pigeon" in refused.stderr
+    assert refused.returncode == 1
+    assert "PART: 'pigeon' is no part and no row; parts are users, " in refused.stderr
 
 
 @pytest.mark.parametrize(("flags", "told"), [

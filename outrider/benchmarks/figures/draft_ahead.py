@@ -24,6 +24,8 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from outrider.benchmarks.figures.rows import ServedPair
 from outrider.benchmarks.figures.services import link_token_file, make_pair
 from outrider.benchmarks.figures.session import MeasuringSession, environment_of, stop
@@ -34,6 +36,9 @@ from outrider.benchmarks.serving.records import Run
 from outrider.benchmarks.serving.workload import Prompt, Traffic, random_prompts
 from outrider.cli.stack.held_ports import hold_port
 from outrider.client import AsyncClient
+from outrider.config.fields import DraftAhead
+from outrider.errors import ConfigError
+from outrider.types import AcceptanceMethod
 
 _DEVICES = {
     "apart": [("cuda:0", "cuda:1")],
@@ -42,6 +47,7 @@ _DEVICES = {
     "two": [("cuda:0", "cuda:0"), ("cuda:1", "cuda:1")],
 }
 """GPU of the target and of the draft, of each replica."""
+_NUM_GPUS = 2
 _COUNTED = {
     "used": r'outrider_lookahead_steps_total\{(?=[^}]*role="draft")[^}]*outcome="used"',
     "unused": r'outrider_lookahead_steps_total\{(?=[^}]*role="draft")[^}]*outcome="unused"',
@@ -176,23 +182,33 @@ def table(arms: list[AheadArm], users: list[int]) -> str:
     return "\n".join([heads, *(line_of(arm, firsts[arm.length, arm.rule], count) for arm, count in played)])
 
 
+def parse_arm(text: str) -> AheadArm:
+    """An arm from ARRANGEMENT:MODE:K:RULE; ``ConfigError`` for another form."""
+    arrangement, mode, length, rule, *more = [*text.split(":"), "", "", ""]
+    known: dict[str, list[str]] = {
+        "ARRANGEMENT": list(_DEVICES),
+        "MODE": list(DraftAhead),
+        "RULE": ["", *AcceptanceMethod],
+    }
+    for name, given in (("ARRANGEMENT", arrangement), ("MODE", mode), ("RULE", rule)):
+        if given not in known[name]:
+            raise ConfigError("--arm", f"{text!r} should have the {name} {' or '.join(filter(None, known[name]))}")
+    if any(more) or not (length == "" or (length.isdigit() and int(length) > 0)):
+        raise ConfigError("--arm", f"{text!r} should be ARRANGEMENT:MODE:K:RULE, with a K of at least 1")
+    return AheadArm(arrangement, mode, int(length) if length else None, rule or None)
+
+
 def start(
-    session: MeasuringSession, names: list[str], settings: list[str], foreseen: float, stack: ExitStack
-) -> list[AheadArm]:
-    """Services of all arrangements, and a coordinator for each arm."""
-    arms: list[AheadArm] = []
+    session: MeasuringSession, arms: list[AheadArm], settings: list[str], foreseen: float, stack: ExitStack
+) -> None:
+    """Start the services of all arrangements, and a coordinator for each arm."""
     services: dict[ServiceKey, dict[str, int]] = {}
-    for name in names:
-        arrangement, mode, *rest = name.split(":")
-        length, rule = int(rest[0]) if rest and rest[0] else None, rest[1] if len(rest) > 1 else None
-        arm = AheadArm(arrangement, mode, length, rule)
+    for arm in arms:
         for key in (key for pair in arm.services for key in pair):
             if key not in services:
                 services[key] = _start_service(session, key, foreseen, stack)
-        arms.append(arm)
     for arm in arms:
         _start_arm(session, services, arm, settings, stack)
-    return arms
 
 
 def _start_service(session: MeasuringSession, key: ServiceKey, foreseen: float, stack: ExitStack) -> dict[str, int]:
@@ -261,12 +277,14 @@ def run(
     is_tiny: bool,
 ) -> None:
     """Start services and arms, play all arms and print the tables; logs come into ``out``."""
-    began = time.monotonic()
+    began, arms = time.monotonic(), [parse_arm(name) for name in names]
+    if not is_tiny and torch.cuda.device_count() < _NUM_GPUS:
+        raise ConfigError("", "two GPUs are needed; --tiny plays tiny models on a CPU")
     (out / "logs").mkdir(parents=True, exist_ok=True)
-    environment = environment_of(os.environ, 2, None)
+    environment = environment_of(os.environ, _NUM_GPUS, None)
     session = MeasuringSession(out.absolute(), "ahead", is_tiny, environment, deadline=began + start_s)
     with ExitStack() as stack:
-        arms = start(session, names, settings, foreseen, stack)
+        start(session, arms, settings, foreseen, stack)
         for each in arms:
             wait_for_channel(session, each)
         print(f"started after {time.monotonic() - began:.0f} s", flush=True)

@@ -11,12 +11,17 @@ from outrider.benchmarks.figures.rows import Part
 from outrider.benchmarks.figures.session import MeasuringSession, environment_of
 from outrider.benchmarks.figures.table import table
 
-__all__ = ["MeasuringSession", "find_parts", "measure", "print_parts"]
+__all__ = ["MeasuringSession", "find_parts", "measure", "part_names", "print_parts"]
+
+
+def part_names() -> list[str]:
+    """Names of all parts."""
+    return [part.name for part in PARTS]
 
 
 def print_parts() -> None:
     """Print the name, GPUs, time limit and subject of every part."""
-    print("\n".join(f"{part.name:<14} {part.num_cards} card(s), {part.limit_s} s: {part.about}" for part in PARTS))
+    print("\n".join(f"{part.name:<14} GPUs: {part.num_cards}, {part.limit_s} s: {part.about}" for part in PARTS))
 
 
 def measure(

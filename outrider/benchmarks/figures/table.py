@@ -11,8 +11,8 @@ from outrider.benchmarks.tables.serving import other_samplings
 from outrider.benchmarks.tables.short import outside_services_ms, short_lines
 
 _HEADS = (
-    "ms a token until all have finished, chosen / plain: prefill included; after the first tokens, as vLLM's figures "
-    "are measured; wanted values in brackets"
+    "ms per token until all have finished, with chosen draft lengths / without drafts: with the prefill, and after the "
+    "first tokens; aims in brackets"
 )
 
 
@@ -47,21 +47,24 @@ def load_line(row: LoadRow, result: Result) -> str:
     first = median_of(result, "ttft", arm="speculation")
     best = best_fixed(result)
     over_best = rates[0] / max(best[1], rates[1] or 0.0) if rates[0] and best else None
-    best_name = "" if best is None else f", best {best[0]} {best[1]:.0f} tok/s"
+    over_fixed = ""
+    if best is not None:
+        over = _figure(over_best, row.wanted_over_best, 3)
+        over_fixed = f", over the best fixed length {over} ({best[0]} {best[1]:.0f} tok/s)"
     fixed = "".join(
         f", {arm} {_figure(median_of(result, 'after_first_tokens', arm=arm), None, 2)}"
         for arm in arms_of(result)
         if arm.startswith("K=")
     )
+    decoding = ""
+    if after[0] is not None:
+        decoding = f"after the first {_figure(after[0], row.wanted_ms, 2)} / {_figure(after[1], None, 2)} ms{fixed}, "
     return _line(
         row.name,
-        f"{_figure(until[0], None, 2)} / {_figure(until[1], None, 2)} ms, "
-        f"after first {_figure(after[0], row.wanted_ms, 2)} / {_figure(after[1], None, 2)} ms{fixed}, "
-        f"first {first or 0:.1f} ms, "
-        f"drafts of {_figure(_drafted(result), None, 2)}, "
-        f"between {_figure(outside_services_ms(result), row.wanted_between_ms, 2)} ms, "
-        f"over plain {_figure(ratio(*rates), row.wanted_over_plain, 3)}, "
-        f"over best {_figure(over_best, row.wanted_over_best, 3)}{best_name}{_sampled(result)}",
+        f"{_figure(until[0], None, 2)} / {_figure(until[1], None, 2)} ms, {decoding}TTFT {first or 0:.1f} ms, "
+        f"draft length {_figure(_drafted(result), None, 2)}, "
+        f"outside the services {_figure(outside_services_ms(result), row.wanted_between_ms, 2)} ms a step, "
+        f"speedup {_figure(ratio(*rates), row.wanted_over_plain, 3)}{over_fixed}{_sampled(result)}",
     )
 
 

@@ -51,10 +51,10 @@ class WirePlan:
 
     def __post_init__(self) -> None:
         if min(self.num_bytes) < HEADER_BYTES:
-            raise ConfigError("num_bytes", f"must be at least {HEADER_BYTES}, not {min(self.num_bytes)}")
-        for name, given, known in (("calls", self.calls, (UNARY, STREAM)), ("over", self.over, (TCP, UNIX))):
+            raise ConfigError("--num-bytes", f"must be at least {HEADER_BYTES}, not {min(self.num_bytes)}")
+        for name, given, known in (("--call", self.calls, (UNARY, STREAM)), ("--over", self.over, (TCP, UNIX))):
             if not given or not set(given) <= set(known):
-                raise ConfigError(name, f"must be of {', '.join(known)}, not {', '.join(given)}")
+                raise ConfigError(name, f"should be {' or '.join(known)}, not {', '.join(given)}")
 
 
 def run_plan(plan: WirePlan, *, on_done: Callable[[], None] = lambda: None) -> tuple[Series, ...]:

@@ -10,11 +10,14 @@ from typing import Annotated
 import typer
 
 from outrider.cli.bench.harness import benchmark
+from outrider.errors import ConfigError
 
 
 def figures(
     out: Annotated[Path, typer.Argument(help="Folder of results and logs.")] = Path("figures"),
-    names: Annotated[list[str] | None, typer.Argument(metavar="[PART]...", help="Parts, or single rows.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="PART", help="Parts (--list), or single rows. Default: all.")
+    ] = None,
     *,
     tiny: Annotated[bool, typer.Option(help="Tiny models on a CPU.")] = False,
     cards: Annotated[int, typer.Option(min=1, help="GPUs of this machine to use.")] = 1,
@@ -46,7 +49,9 @@ def figures(
     try:
         chosen = bench.find_parts(names or [], most_cards=99 if tiny else cards)
     except KeyError as error:
-        raise typer.BadParameter(f"{error} is no part and no row", param_hint="PART") from error
+        raise ConfigError(
+            "PART", f"{error} is no part and no row; parts are {', '.join(bench.part_names())}"
+        ) from error
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that services are stopped
     session = bench.MeasuringSession(out.absolute(), "tiny" if tiny else gpu_name, tiny, {}, vllm, log_choices)
     bench.measure(session, chosen, commit=commit, limit_s=limit_s, is_table_only=table_only)

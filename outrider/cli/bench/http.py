@@ -17,6 +17,7 @@ from outrider.cli.flag_groups import with_flag_groups
 from outrider.cli.options import output, progress
 from outrider.errors import ConfigError, OutriderError, UnavailableError
 
+_SERVERS = "NAME=URL"
 _HEADS = (
     "server",
     "users",
@@ -69,10 +70,10 @@ class HttpRequestFlags:
 
     def servers(self, named: Sequence[str]) -> tuple[Any, ...]:
         """The servers with the fields of their requests."""
-        pairs = [_split(text, "SERVER", "NAME=URL") for text in named]
+        pairs = [_split(text, _SERVERS, "NAME=URL, such as ours=http://127.0.0.1:8000") for text in named]
         urls = dict(pairs)
         if len(urls) < len(pairs):
-            raise ConfigError("SERVER", f"names should differ, and are {', '.join(name for name, _ in pairs)}")
+            raise ConfigError(_SERVERS, f"names should differ, and are {', '.join(name for name, _ in pairs)}")
         bodies = {name: {} if self.model is None else {"model": self.model} for name in urls}
         for text in self.request or ():
             name, fields = _split(text, "--request", "NAME=JSON")
@@ -81,7 +82,7 @@ class HttpRequestFlags:
             bodies[name] |= _json_object(fields)
         for url in urls.values():
             if not _is_address(url):
-                raise ConfigError("SERVER", f"{url!r} should be an address such as http://127.0.0.1:8000")
+                raise ConfigError(_SERVERS, f"{url!r} should be an address such as http://127.0.0.1:8000")
         made = benchmark("http.run").ServerUnderTest
         return tuple(made(name, url.rstrip("/").removesuffix("/v1"), bodies[name]) for name, url in urls.items())
 
@@ -106,9 +107,7 @@ class HttpRunFlags:
 
 @with_flag_groups
 def http(
-    server: Annotated[
-        list[str], typer.Argument(metavar="NAME=URL...", help="A name for each server, and its address.")
-    ],
+    server: Annotated[list[str], typer.Argument(metavar="NAME=URL", help="A name for each server, and its address.")],
     *,
     requests: HttpRequestFlags,
     running: HttpRunFlags,
