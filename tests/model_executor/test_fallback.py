@@ -402,6 +402,16 @@ def test_an_odd_field_is_named(fields: dict[str, Any], reason: str, tmp_path: Pa
     assert "supported are Llama" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [("rwkv", "rwkv does not say its heads and longest sequence"), ("blt", "blt is no decoder alone")],
+)
+def test_a_type_without_a_decoder_s_fields_is_refused(model_type: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(ModelError, match=f"cannot be run through transformers: .*{reason}"):
+        read_model_config(tmp_path)
+
+
 def test_shards_are_read_and_a_missing_one_is_named(tmp_path: Path) -> None:
     folder, text = Path(shutil.copytree(build("smollm3"), tmp_path / "model")), random_ids(20, seed=3)
     shard(folder)

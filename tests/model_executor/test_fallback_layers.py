@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from outrider.errors import ModelError
 from outrider.model_executor.layers.quantization import ONLINE, Quantization
 from outrider.model_executor.models.config import LLAMA
+from outrider.model_executor.models.fallback_attention import HOLDER, AttentionProbe, Current, register
 from outrider.model_executor.models.fallback_linear import recording_inputs, replace_linears
 from outrider.model_executor.models.fallback_norm import replace_norms
 
@@ -43,6 +46,29 @@ def groups_of(model: nn.Module) -> list[list[str]]:
     with recording_inputs(model) as groups, torch.no_grad():
         model(torch.randn(1, 2, 6))
     return groups
+
+
+NUMBERS = torch.zeros(1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"block_indices": NUMBERS}, "attention with block_indices is not supported"),
+        ({"temperature": 2.0}, "attention with temperature is not supported"),
+        ({"is_causal": False}, "it has attention masks of its own"),
+    ],
+    ids=str,
+)
+def test_attention_with_options_that_ours_lacks_is_refused(options: dict[str, Any], reason: str) -> None:
+    module: Any = nn.Module()
+    module.layer_idx, module.is_causal = 0, True
+    setattr(module, HOLDER, Current(AttentionProbe(None)))
+    known = {"scaling": 0.5, "dropout": 0.0, "position_ids": NUMBERS, "use_cache": False}
+    attention = ALL_ATTENTION_FUNCTIONS[register()]
+    with pytest.raises(ModelError, match=reason):
+        attention(module, NUMBERS, NUMBERS, NUMBERS, None, **known, **options)
+    attention(module, NUMBERS, NUMBERS, NUMBERS, None, **known, sliding_window=None)
 
 
 def test_layers_that_read_one_tensor_become_one_product() -> None:

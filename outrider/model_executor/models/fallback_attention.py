@@ -22,8 +22,8 @@ from outrider.model_executor.layers.contract import AttentionInputs
 
 NAME = "outrider_paged"
 HOLDER = "outrider_current"
-_REFUSED = ("sinks", "position_bias", "attn_bias", "block_table", "indices")
-"""Arguments of attention functions that change the result and that ours does not know."""
+_KNOWN = ("scaling", "dropout", "sliding_window", "softcap", "s_aux", "position_ids", "is_causal")
+"""Arguments of attention functions that ours knows; others but flags may change the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ class AttentionProbe:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
     ) -> torch.Tensor:
         """Record the layer, and let the token see itself: [1, 1, H, D]."""
-        if refused := [name for name in _REFUSED if options.get(name) is not None]:
+        given = (name for name, option in options.items() if option is not None and not isinstance(option, bool))
+        if refused := [name for name in given if name not in _KNOWN]:
             raise ModelError(f"attention with {', '.join(refused)} is not supported")
         sinks = options.get("s_aux")
         if sinks is not None and sinks.shape != query.shape[1:2]:
@@ -130,7 +131,8 @@ def _attention(
     current: Current | None = getattr(module, HOLDER, None)
     if current is None or current.attention is None or not isinstance(module.layer_idx, int):
         raise ModelError("its attention layers have no number")
-    if attention_mask is not None or not getattr(module, "is_causal", True):
+    is_causal = options.get("is_causal")
+    if attention_mask is not None or not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         raise ModelError("it has attention masks of its own")
     return current.attention.attend(module.layer_idx, query, key, value, options), None
 

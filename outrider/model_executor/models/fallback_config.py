@@ -77,8 +77,9 @@ def transformers_config(raw: dict[str, Any]) -> PreTrainedConfig:
     activation = getattr(text, "hidden_act", None)
     if isinstance(activation, str) and activation not in ACT2FN:
         raise ModelError(f"transformers has no hidden_act {shown(activation)}")
-    if isinstance(text.num_hidden_layers, int) and text.num_hidden_layers > _MAX_LAYERS:
-        raise ModelError(f"num_hidden_layers should be at most {_MAX_LAYERS}, and is {text.num_hidden_layers}")
+    layers = getattr(text, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > _MAX_LAYERS:
+        raise ModelError(f"num_hidden_layers should be at most {_MAX_LAYERS}, and is {layers}")
     types = set(getattr(text, "layer_types", None) or ()) - {*_LAYER_TYPES}
     if types:
         raise ModelError(f"layers of type {', '.join(sorted(types))} are not supported through transformers")
@@ -120,10 +121,10 @@ def fallback_config(path: Path, raw: dict[str, Any], dtype: torch.dtype, eos_tok
     if quantization is not None and quantization.numbers is Numbers.MXFP4:
         raise ModelError("mxfp4 weights are not supported through transformers")
     config = whole.get_text_config(decoder=True)
-    if whole.is_encoder_decoder or not config.num_hidden_layers:
+    if whole.is_encoder_decoder or not getattr(config, "num_hidden_layers", None):
         raise ModelError(f"{path}: {whole.model_type} is no decoder alone")
     layers = int(config.num_hidden_layers)
-    heads, kv_heads = config.num_attention_heads, _largest(config, "num_key_value_heads", layers)
+    heads, kv_heads = getattr(config, "num_attention_heads", None), _largest(config, "num_key_value_heads", layers)
     longest = getattr(config, "max_position_embeddings", None)
     if not isinstance(heads, int) or not isinstance(longest, int):
         raise ModelError(f"{path}: transformers' {config.model_type} does not say its heads and longest sequence")
@@ -142,11 +143,11 @@ def fallback_config(path: Path, raw: dict[str, Any], dtype: torch.dtype, eos_tok
         output_bias=False,
         mlp_bias=False,
         qk_norm=False,
-        tied_embeddings=bool(whole.tie_word_embeddings),
+        tied_embeddings=bool(getattr(whole, "tie_word_embeddings", False)),
         sliding_windows=(None,) * layers,
         rope=RopeConfig("default", 10_000.0),
         eos_token_ids=eos_token_ids,
-        bos_token_id=config.bos_token_id,
+        bos_token_id=getattr(config, "bos_token_id", None),
         dtype=dtype,
         quantization=quantization,
         is_fallback=True,
