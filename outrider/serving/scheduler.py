@@ -341,10 +341,13 @@ def _record(batch: Batch, output: ExecutorOutput[Any], ended_ns: int) -> Forward
 
 
 def _rebuilds(due: Sequence[AnyRequest]) -> list[int]:
-    """Indices of the requests that rebuild a lost session: one that has begun before others, these as they came.
+    """Indices of the requests that rebuild a lost session, and of prompts that came no later, which may have been lost
+    too: one that has begun before others, these as they came.
 
     Served in equal shares they would all be back late: a target that is killed every few seconds would then bring back
     none, and no stream would get on. Coordinators send first what has waited longest.
     """
-    lost = [index for index, request in enumerate(due) if not is_running(request.job) and request.has_output]
+    prefills = [index for index, request in enumerate(due) if not is_running(request.job)]
+    newest_ns = max((due[index].arrived_ns for index in prefills if due[index].has_output), default=-1)
+    lost = [index for index in prefills if due[index].arrived_ns <= newest_ns]
     return sorted(lost, key=lambda index: due[index].status is RequestStatus.WAITING)

@@ -173,15 +173,17 @@ def test_chunks_get_smaller_where_running_sessions_would_wait_too_long_and_large
     assert rig.step() == [1, BESIDE]
 
 
-def test_sessions_that_were_lost_come_back_one_after_the_other_as_they_came() -> None:
+def test_sessions_and_prompts_that_were_lost_come_back_one_after_the_other_as_they_came() -> None:
     rig = _Rig(forward_ms=1)
     served: dict[int, list[int]] = {}
     rig.executor.on_job = lambda job, share: served.setdefault(job.item.session, []).append(share)
-    for session, arrival_ns, prompt_length in ((1, 30, 10), (2, 40, 700), (3, 10, 10), (4, 20, 10)):  # whoever is older
+    for session, arrival_ns, prompt_length in ((1, 30, 10), (2, 40, 700), (3, 10, 10), (4, 20, 10), (5, 50, 700)):
+        rig.now_ms += session == 5  # a new prompt, which comes after the rebuilds
         lengths = prompt_length, LENGTH + 1, 10
         begin = Open(session, 1, SamplingParams(), 0, JudgingRule.REJECTION, *lengths, arrival_ns=arrival_ns)
         rig.core.handle(1, [begin, Extend(session, 2, 0, EMPTY_PREFIX, (3,) * 700, 1)])
     while rig.core.has_work:
         rig.step()
-    # 500 tokens a forward, of which the prompt gets an eighth until the others are back.
-    assert served == {2: [62, 62, 62, 62, 152, 300], 1: [438, 262], 3: [176, 438, 86], 4: [352, 348]}
+    # 500 tokens a forward, of which the new prompt gets an eighth until the others are back.
+    shares = {1: [438, 262], 2: [176, 438, 86], 3: [352, 348], 4: [90, 438, 172]}
+    assert served == {**shares, 5: [62, 62, 62, 62, 62, 62, 328]}
