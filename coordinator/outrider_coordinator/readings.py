@@ -85,13 +85,15 @@ def _accepted(spec_stats: SpecDecodeStats) -> dict[str, int]:
 
 def draft_length_readings(policy: DraftLengthPolicy) -> list[Reading]:
     """Readings of draft lengths and of the estimates that determine them."""
-    controllers = policy.controllers
+    controllers = policy.controllers.values()
     rates = {mode.value: sum(found.expectation.rates[mode] for found in controllers if found.sessions) for mode in Mode}
     return [
         Reading("outrider_draft_length", policy.mean_length),
         *each("outrider_expected_tokens_per_second", "mode", rates.items()),
-        Reading("outrider_draft_length_mode_changes_total", sum(found.num_switches for found in controllers)),
-        Reading("outrider_draft_length_probes_total", sum(found.num_probes for found in controllers)),
+        Reading(
+            "outrider_draft_length_mode_changes_total", sum(found.comparison.num_switches for found in controllers)
+        ),
+        Reading("outrider_draft_length_probes_total", sum(found.probe.num_probes for found in controllers)),
     ]
 
 

@@ -22,6 +22,7 @@ class Comparison:
         self._population, self._expected = population, expectation
         self.mode = Mode.PLAIN
         self.num_switches = 0
+        """Changes of the mode."""
         self.speculated_s = 0.0
         """Seconds of service when speculation was last timed."""
         self._began_s = 0.0

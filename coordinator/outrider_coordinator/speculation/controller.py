@@ -33,11 +33,11 @@ class DraftLengthController:
 
     def __init__(self, costs: StepCosts | None = None) -> None:
         self.costs = costs or StepCosts()
-        self._acceptance, self._probe = Acceptance(MAX_DRAFT_LENGTH), Probe()
+        self.acceptance, self.probe = Acceptance(MAX_DRAFT_LENGTH), Probe()
         self._rounds, self._draft_prefill = RoundLearner(self.costs), DraftPrefill()
         self.sessions = Population()
-        self.expectation = Expectation(self.sessions, self.costs, self._acceptance, self._rounds)
-        self._comparison = Comparison(self.sessions, self.expectation)
+        self.expectation = Expectation(self.sessions, self.costs, self.acceptance, self._rounds)
+        self.comparison = Comparison(self.sessions, self.expectation)
         self._rounds_since_choice = self._num_at_choice = 0
         self._chosen_mode = Mode.PLAIN
         """Mode after the last choice between messages."""
@@ -56,27 +56,12 @@ class DraftLengthController:
     @property
     def mode(self) -> Mode:
         """Mode of the sessions, probes aside."""
-        return self._comparison.mode
+        return self.comparison.mode
 
     @property
     def is_speculating(self) -> bool:
         """True if all sessions are to draft."""
         return self.mode is Mode.SPECULATIVE
-
-    @property
-    def num_switches(self) -> int:
-        """Number of changes of the mode."""
-        return self._comparison.num_switches
-
-    @property
-    def num_probes(self) -> int:
-        """Number of acceptance probes."""
-        return self._probe.num_probes
-
-    @property
-    def acceptance(self) -> float:
-        """Accepted of judged tokens."""
-        return self._acceptance.mean
 
     @property
     def has_just_chosen(self) -> bool:
@@ -91,7 +76,7 @@ class DraftLengthController:
     @property
     def is_measured(self) -> bool:
         """True if speculation was measured with about as many sessions, rather than expected from the profile."""
-        return self.costs.knows_speculation(self.expectation.num_rows)
+        return self.costs.num_speculative_rounds(self.expectation.num_rows) > 0
 
     def length(self, session: ControlledSession) -> int:
         """Draft length of the session's next step; 0 while prompts are computed, which longer steps would hold up."""
@@ -148,7 +133,7 @@ class DraftLengthController:
             return
         self._learn_verdicts()
         self.sessions.remove(session)
-        self._probe.leave(session)
+        self.probe.leave(session)
         if session.began_s is not None and session.limit and session.num_rounds > 1:
             self.expectation.request_s.note(self._busy_s - session.began_s)
 
@@ -192,8 +177,8 @@ class DraftLengthController:
         if not session.has_begun:
             self._note_begun(session)
         if num_drafted:
-            self._acceptance.note(num_drafted, num_accepted)
-            self._probe.note_step(session)
+            self.acceptance.note(num_drafted, num_accepted)
+            self.probe.note_step(session)
 
     def _note_begun(self, session: ControlledSession) -> None:
         """The session's prompt has been computed."""
@@ -236,7 +221,7 @@ class DraftLengthController:
             self._update_draft_prefill()
 
     def _learn_end(self, report: ForwardReport | None) -> None:
-        self._acceptance.fold()
+        self.acceptance.fold()
         if not self._rounds.current.num_rows:
             return
         self._rounds_since_choice += 1
@@ -247,7 +232,7 @@ class DraftLengthController:
             report, context, is_speculating=self.is_speculating, is_disturbed=self._is_disturbed
         )
         if has_speculated or (self.is_speculating and self._is_ahead):  # which is not timed
-            self._comparison.speculated_s = self._busy_s
+            self.comparison.speculated_s = self._busy_s
         self._update_draft_prefill()
         self._end_prompts()
         self._has_text_come = self._is_ahead = False
@@ -265,7 +250,7 @@ class DraftLengthController:
         return self.sessions.has_prompts or self._has_prompt_ended or beside
 
     def _update_draft_prefill(self) -> None:
-        drafting = self.sessions if self.is_speculating else self._probe.sessions
+        drafting = self.sessions if self.is_speculating else self.probe.sessions
         self._draft_prefill.update(self._busy_s, drafting, is_wanted=not self.sessions.has_prompts)
 
     # Choosing.
@@ -303,17 +288,17 @@ class DraftLengthController:
         self._num_at_choice = len(self.sessions)
         if not self.expectation.estimate():
             return False
-        is_to_switch = self._comparison.is_to_switch(self._busy_s, is_fresh=is_fresh)
+        is_to_switch = self.comparison.is_to_switch(self._busy_s, is_fresh=is_fresh)
         self._take(self.mode.other if is_to_switch else self.mode)
         return True
 
     def _take(self, mode: Mode) -> None:
         """Set the mode, and the lengths."""
-        if self._comparison.take(mode, self._busy_s):
-            self._probe.end(self._busy_s)
+        if self.comparison.take(mode, self._busy_s):
+            self.probe.end(self._busy_s)
         if mode is Mode.SPECULATIVE:
             self.sessions.set_length(min(self.expectation.length, self._longest_ahead))
-        elif not self._probe.sessions:
+        elif not self.probe.sessions:
             self.sessions.set_length(0)
 
     @property
@@ -323,9 +308,9 @@ class DraftLengthController:
         """
         if not any(session.is_ahead for session in self.sessions):
             return MAX_DRAFT_LENGTH
-        return self.costs.longest_mixed_prompt(self.expectation.num_rows, self.sessions.context)
+        return self.costs.longest_within_forward(self.expectation.num_rows, self.sessions.context)
 
     def _probe_if_due(self) -> None:
-        if self._probe.is_due(self._busy_s):
+        if self.probe.is_due(self._busy_s):
             plain_s = self.expectation.plain_round_s
-            self._probe.begin(self._busy_s, tuple(self.sessions), plain_s, self.expectation.text_seconds(1.0))
+            self.probe.begin(self._busy_s, tuple(self.sessions), plain_s, self.expectation.text_seconds(1.0))

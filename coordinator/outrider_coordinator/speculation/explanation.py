@@ -22,7 +22,7 @@ def draft_length_reason(policy: DraftLengthPolicy, *, is_draft_up: bool) -> str:
         return "disabled by batch size: 1 turns drafts off for every request"
     if policy.is_off_by_load:
         return f"disabled by batch size: {policy.num_requests} requests run or wait"
-    running = [controller for controller in policy.controllers if controller.sessions]
+    running = [controller for controller in policy.controllers.values() if controller.sessions]
     asking = [controller for controller in running if controller.sessions.may_draft]
     if not asking:
         return "no request asks for drafts" if running else ""
@@ -65,7 +65,7 @@ def log_fields(target: object, controller: DraftLengthController) -> dict[str, o
     found: dict[str, object] = {
         "sessions": len(controller.sessions),
         "draft_length": round(controller.sessions.mean_length, 2),
-        "acceptance": round(controller.acceptance, 3),
+        "acceptance": round(controller.acceptance.mean, 3),
         "target": str(target),
         "speculation_is_measured": controller.is_measured,
         "has_profile": controller.costs.has_profile,

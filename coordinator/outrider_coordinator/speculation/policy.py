@@ -46,7 +46,8 @@ class DraftLengthPolicy:
         self._disable_by_batch_size = disable_by_batch_size
         self.num_requests = 0
         """Running and waiting requests."""
-        self._controllers: dict[object, DraftLengthController] = {}
+        self.controllers: dict[object, DraftLengthController] = {}
+        """Controllers by target; none where lengths are fixed."""
         self._controller_of: dict[ControlledSession, DraftLengthController] = {}
         self._fixed: set[ControlledSession] = set()
         """Sessions on a target without a controller, each with its limit as length."""
@@ -97,9 +98,9 @@ class DraftLengthPolicy:
         if not self.is_controlled:
             self._fixed.add(session)
         else:
-            if target not in self._controllers:
-                self._controllers[target] = DraftLengthController()
-            controller = self._controllers[target]
+            if target not in self.controllers:
+                self.controllers[target] = DraftLengthController()
+            controller = self.controllers[target]
             controller.costs.provide(target_costs, draft_costs)
             self._controller_of[session] = controller
             controller.enter(session)
@@ -116,7 +117,7 @@ class DraftLengthPolicy:
 
     def remove_target(self, target: object) -> None:
         """The target is lost: when it is back, it may be another process."""
-        self._controllers.pop(target, None)
+        self.controllers.pop(target, None)
         self._orders.pop(target, None)
 
     def _enter_order(self, session: ControlledSession, target: object) -> None:
@@ -222,13 +223,13 @@ class DraftLengthPolicy:
 
     def begin(self, target: object, now: float) -> None:
         """A message of the target has come; verdicts follow, then ``end``."""
-        controller = self._controllers.get(target)
+        controller = self.controllers.get(target)
         if controller is not None:
             controller.begin(now)
 
     def end(self, target: object, report: ForwardReport | None) -> bool:
         """The message was processed; returns True if there is anything to learn and to ``choose``."""
-        controller = self._controllers.get(target)
+        controller = self.controllers.get(target)
         if controller is None:
             return False
         controller.add_end(report)
@@ -236,26 +237,17 @@ class DraftLengthPolicy:
 
     def note_proposals(self, target: object, batch: EventBatch[DraftEvent]) -> None:
         """A message of a draft has come, for sessions of the target."""
-        controller = self._controllers.get(target)
+        controller = self.controllers.get(target)
         if controller is not None:
             controller.note_proposals(batch)
 
     # Controllers.
 
-    def controller(self, target: object) -> DraftLengthController | None:
-        """Controller of the draft lengths on a target; None if they are fixed, or the target has no sessions."""
-        return self._controllers.get(target)
-
-    @property
-    def controllers(self) -> tuple[DraftLengthController, ...]:
-        """All of them."""
-        return tuple(self._controllers.values())
-
     def choose(self, target: object) -> None:
         """Let the target's controller learn from the last message, and choose anew if it is time to; once the commands
         that follow from the message were sent.
         """
-        controller = self._controllers.get(target)
+        controller = self.controllers.get(target)
         if controller is None:
             return
         controller.learn()
@@ -272,7 +264,7 @@ class DraftLengthPolicy:
             return 0.0
         if self._fixed:
             return sum(session.limit for session in self._fixed) / len(self._fixed)
-        running = [each.sessions for each in self._controllers.values() if each.sessions]
+        running = [each.sessions for each in self.controllers.values() if each.sessions]
         if not running:
             return self._first_length
         return sum(each.mean_length * len(each) for each in running) / sum(map(len, running))
@@ -283,5 +275,5 @@ class DraftLengthPolicy:
         most = float(min(self._default_length, self._limit))
         if not self.is_controlled:
             return most
-        firsts = [controller.first_length for controller in self._controllers.values()]
+        firsts = [controller.first_length for controller in self.controllers.values()]
         return min(most, sum(firsts) / len(firsts)) if firsts else most

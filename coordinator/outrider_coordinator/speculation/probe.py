@@ -28,6 +28,7 @@ class Probe:
         self.sessions: dict[ControlledSession, int] = {}
         """Steps that are left of each."""
         self.num_probes = 0
+        """Probes that were begun."""
         self._due_s = -math.inf
 
     def is_due(self, now: float) -> bool:

@@ -23,12 +23,9 @@ _NEWEST = 0.1
 _OVERHEAD_S, _OVERHEAD_S_A_ROW = 0.5e-3, 0.05e-3
 """Time between the forwards of a speculative round, and that of each session, until it was measured: of one GPU and a
 host of average speed."""
-_NOMINAL_TARGET_S, _NOMINAL_TARGET_S_A_TOKEN = 5e-3, 0.02e-3
-"""Durations of a target's forward, and of each token of it, where the service measured none: of an 8B model on a GPU.
-Traffic corrects the scale."""
-_NOMINAL_DRAFT_S = 1e-3
-"""Duration of one draft token where the service measured none: of a 1B model on a GPU."""
-
+_NOMINAL_TARGET = [StepCost(n, k, 0, 5_000_000 + 20_000 * n * k) for n, k in ((1, 1), (1, 9), (256, 1), (256, 9))]
+_NOMINAL_DRAFT = [StepCost(1, 1, 0, 1_000_000), StepCost(1, 9, 0, 9_000_000)]
+"""Costs of services that measured none: of an 8B model and of a 1B model on a GPU. Traffic corrects their scale."""
 _TEXT_FACTOR = 2.0
 """Factor of the time of drafts' text: their forwards are small, and run beside the target's."""
 
@@ -44,15 +41,6 @@ class StepTable:
         self._curves = np.stack([self._measured_curve(found, rows) for rows in self._rows])  # [R, L]
         self._slopes = [self._measured_slope(found, rows) for rows in self._rows]
         self._known: dict[int, np.ndarray] = {}
-
-    @classmethod
-    def nominal(cls, *, is_target: bool) -> StepTable:
-        """Table of a service that measured nothing."""
-        target = [(rows, length, _NOMINAL_TARGET_S + _NOMINAL_TARGET_S_A_TOKEN * rows * length)
-                  for rows in (1, 256) for length in (1, 9)]  # fmt: skip
-        draft = [(1, length, _NOMINAL_DRAFT_S * length) for length in (1, 9)]
-        points = target if is_target else draft
-        return cls(StepCost(rows, length, 0, round(1e9 * seconds)) for rows, length, seconds in points)
 
     def seconds(self, rows: int, length: float, context: float = 0.0) -> float:
         """Duration of a step of ``rows`` sessions, of ``length`` tokens each behind ``context`` tokens in the cache."""
@@ -127,7 +115,7 @@ class StepCosts:
     """Expected durations of the rounds of one target's sessions."""
 
     def __init__(self, target: Sequence[StepCost] = (), draft: Sequence[StepCost] = ()) -> None:
-        self._target, self._draft = StepTable.nominal(is_target=True), StepTable.nominal(is_target=False)
+        self._target, self._draft = StepTable(_NOMINAL_TARGET), StepTable(_NOMINAL_DRAFT)
         self._has_target = self._has_draft = False
         self.provide(target, draft)
         self._target_scale, self._draft_scale = Average(), Average()
@@ -172,10 +160,6 @@ class StepCosts:
         """True if both services have told what they measured."""
         return self._has_target and self._has_draft
 
-    def knows_speculation(self, rows: int) -> bool:
-        """True if speculative rounds were measured in this bucket of rows."""
-        return bucket_of(rows) in self._overheads
-
     def num_speculative_rounds(self, rows: int) -> int:
         """Number of speculative rounds measured in this bucket of rows."""
         average = self._overheads.get(bucket_of(rows))
@@ -194,7 +178,7 @@ class StepCosts:
         """
         return _TEXT_FACTOR * self._target.token_seconds * self._draft.seconds(1, 1) / self._target.seconds(1, 1)
 
-    def longest_mixed_prompt(self, rows: int, context: float) -> int:
+    def longest_within_forward(self, rows: int, context: float) -> int:
         """Largest draft length of which one token more is drawn within a forward of the target; 1 at least."""
         lengths = np.arange(2, MAX_DRAFT_LENGTH + 1)
         draft_s = math.exp(self._draft_scale.value) * self._draft.times(rows, lengths, context)
@@ -212,13 +196,8 @@ class StepCosts:
 
     def overhead(self, rows: int) -> float:
         """Time between the forwards of a speculative round."""
-        nearest = _nearest(self._overheads, rows)
-        if nearest is None:
-            return _OVERHEAD_S + _OVERHEAD_S_A_ROW * rows
-        bucket, seconds = nearest
-        if bucket == bucket_of(rows):
-            return seconds
-        return max(seconds + _OVERHEAD_S_A_ROW * (rows - _middle(bucket)), min(seconds, 0.0))
+        nearest_s = _nearest(self._overheads, rows)
+        return _OVERHEAD_S + _OVERHEAD_S_A_ROW * rows if nearest_s is None else nearest_s
 
     def _forwards(self, rows: int, context: float, longest: np.ndarray, drafted: np.ndarray) -> np.ndarray:  # all [K]
         draft = math.exp(self._draft_scale.value) * self._draft.times(rows, longest, context)
@@ -226,7 +205,7 @@ class StepCosts:
 
     def _plain_scale(self, rows: int) -> float:
         nearest = _nearest(self._plain, rows)
-        return self._target_scale.value if nearest is None else nearest[1]
+        return self._target_scale.value if nearest is None else nearest
 
     def _scoring_scale(self, rows: int) -> float:
         """Ratio of measured time to the table's; plain rounds give it before any forward with draft tokens was
@@ -240,17 +219,12 @@ def bucket_of(rows: int) -> int:
     return max(rows, 1).bit_length()
 
 
-def _middle(bucket: int) -> int:
-    return (3 << bucket) >> 2
-
-
-def _nearest(averages: dict[int, Average], rows: int) -> tuple[int, float] | None:
-    """Bucket and value of the average measured with the most similar number of rows."""
+def _nearest(averages: dict[int, Average], rows: int) -> float | None:
+    """The average measured with the most similar number of rows."""
     if not averages:
         return None
     own = bucket_of(rows)
-    bucket = min(averages, key=lambda known: (abs(known - own), known))
-    return bucket, averages[bucket].value
+    return averages[min(averages, key=lambda known: (abs(known - own), known))].value
 
 
 def _note_ratio(average: Average, measured: float, expected: float) -> None:

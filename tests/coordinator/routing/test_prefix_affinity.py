@@ -87,5 +87,5 @@ def test_nothing_learned_of_a_target_outlives_its_loss() -> None:
     policy.enter(policy.session(None), lost)
     policy.enter(policy.session(None), "another")
     Placement(services, policy).remove_target(lost)
-    assert policy.controller(lost) is None
-    assert policy.controller("another") is not None
+    assert policy.controllers.get(lost) is None
+    assert policy.controllers.get("another") is not None

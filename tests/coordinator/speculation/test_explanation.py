@@ -21,7 +21,7 @@ def policy_of(num_users: int, acceptance: float, seconds: float, *, max_length: 
     first, pair = policy.session(None), H200()
     policy.enter(first, TARGET, **costs_of(pair))
     load = Load(pair, lambda now, number: acceptance, seed=1)
-    users = Controlled(load, max_length=max_length, controller=policy.controller(TARGET))
+    users = Controlled(load, max_length=max_length, controller=policy.controllers.get(TARGET))
     policy.leave(first)
     users.run(num_users, seconds)
     return policy
@@ -29,7 +29,7 @@ def policy_of(num_users: int, acceptance: float, seconds: float, *, max_length: 
 
 def test_drafts_that_do_not_pay_are_explained_by_what_both_modes_are_expected_to_give() -> None:
     policy = policy_of(32, 0.4, 3.0)
-    controller = policy.controller(TARGET)
+    controller = policy.controllers.get(TARGET)
     assert controller is not None
     assert controller.mode is Mode.PLAIN
     found = re.fullmatch(
@@ -49,7 +49,7 @@ def test_drafts_that_do_not_pay_are_explained_by_what_both_modes_are_expected_to
 def test_estimates_without_a_profile_are_said_to_be_usual_ones() -> None:
     policy = DraftLengthPolicy(8, is_controlled=True)
     policy.enter(policy.session(None), TARGET)
-    controller = policy.controller(TARGET)
+    controller = policy.controllers.get(TARGET)
     assert controller is not None
     assert reason_of(controller).startswith("drafting pays: expected ")
     assert reason_of(controller).endswith("by usual step costs: the services measured none")
@@ -57,7 +57,7 @@ def test_estimates_without_a_profile_are_said_to_be_usual_ones() -> None:
 
 def test_sessions_that_draft_are_explained_by_the_same_figures() -> None:
     policy = policy_of(1, 0.9, 2.0)
-    controller = policy.controller(TARGET)
+    controller = policy.controllers.get(TARGET)
     assert controller is not None and controller.is_speculating
     found = re.fullmatch(
         r"drafting pays: expected (\d\.\d\d) of plain at K=\d with 1 session"
@@ -79,7 +79,7 @@ def test_a_change_of_the_mode_is_told_in_the_log_with_its_reason(caplog: pytest.
                 policy.note_verdict(session, 0, 0, num_uncomputed=4000)
             policy.end(TARGET, ForwardReport(1, 1, 1, 4_000_000, len(arrived), len(arrived) * 40, 0))
             policy.choose(TARGET)
-    controller = policy.controller(TARGET)
+    controller = policy.controllers.get(TARGET)
     assert controller is not None
     assert controller.mode is Mode.PLAIN
     first, record = caplog.records
@@ -115,7 +115,7 @@ def test_the_switch_by_load_is_named() -> None:
 
 def test_drafting_that_is_slower_than_expected_is_not_said_to_pay() -> None:
     """The mode changes once that gains more than the change costs."""
-    controller = policy_of(1, 0.9, 2.0).controller(TARGET)
+    controller = policy_of(1, 0.9, 2.0).controllers.get(TARGET)
     assert controller is not None and controller.is_speculating
     tokens, seconds = controller.expectation.rounds[Mode.PLAIN]
     controller.expectation.rounds[Mode.SPECULATIVE] = 0.8 * tokens, seconds

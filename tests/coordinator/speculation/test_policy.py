@@ -128,7 +128,7 @@ def test_a_batchs_lengths_are_those_of_its_sessions_by_one_look_at_its_controlle
     lengths, are_plain = answers()
     assert lengths[0] > 0 and lengths[1:] == [0, min(lengths[0], 2)]
     assert are_plain == [False, True, False]
-    controller = policy.controller("target")
+    controller = policy.controllers.get("target")
     assert controller is not None
     asked: list[int] = []
     controller.length = lambda session: asked.append(1) or 0  # type: ignore[method-assign,func-returns-value]
@@ -180,7 +180,7 @@ def test_an_idle_servers_length_is_that_with_which_the_next_session_begins() -> 
     assert policy.mean_length == 8.0
     session = policy.session(None)
     policy.enter(session, "target")
-    controller = policy.controller("target")
+    controller = policy.controllers.get("target")
     assert controller is not None
     assert 0 < policy.mean_length == session.length == controller.expectation.length
     policy.leave(session)
@@ -193,7 +193,7 @@ def test_the_services_step_costs_decide_before_any_traffic() -> None:
     for target, draft, mode in ((fast, slow, Mode.PLAIN), (slow[:1], fast, Mode.SPECULATIVE)):
         policy = DraftLengthPolicy(8, is_controlled=True)
         policy.enter(policy.session(None), "target", target_costs=target, draft_costs=draft)
-        controller = policy.controller("target")
+        controller = policy.controllers.get("target")
         assert controller is not None
         assert controller.mode is mode
         assert "by the services' step costs" in reason_of(controller)
@@ -224,12 +224,12 @@ def test_a_target_that_is_lost_is_learned_anew() -> None:
     policy = DraftLengthPolicy(4, is_controlled=True)
     session = policy.session(None)
     policy.enter(session, "target")
-    before = policy.controller("target")
+    before = policy.controllers.get("target")
     policy.remove_target("target")
-    assert policy.controller("target") is None and not policy.end("target", None)
+    assert policy.controllers.get("target") is None and not policy.end("target", None)
     policy.leave(session)
     policy.enter(session, "target")
-    assert policy.controller("target") is not before
+    assert policy.controllers.get("target") is not before
     policy.remove_target("another")
 
 
@@ -258,7 +258,7 @@ def _controlled() -> tuple[DraftLengthPolicy, ControlledSession, DraftLengthCont
     policy = DraftLengthPolicy(8, is_controlled=True)
     session = policy.session(None)
     policy.enter(session, "target")
-    controller = policy.controller("target")
+    controller = policy.controllers.get("target")
     assert controller is not None
     return policy, session, controller
 
@@ -335,11 +335,11 @@ async def test_what_can_wait_comes_after_the_commands_were_taken_to_be_written()
 
 def test_verdicts_on_a_session_that_leaves_are_learned() -> None:
     policy, session, controller = _controlled()
-    before = controller.acceptance
+    before = controller.acceptance.mean
     policy.begin("target", 0.0)
     policy.note_verdict(session, 0, 0, num_uncomputed=0)
     policy.note_verdict(session, 4, 4, num_uncomputed=0)
     policy.leave(session)
     policy.end("target", None)
     policy.choose("target")
-    assert controller.acceptance > before
+    assert controller.acceptance.mean > before

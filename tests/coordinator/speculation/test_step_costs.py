@@ -50,12 +50,11 @@ def test_a_profile_that_is_off_by_a_factor_is_corrected_by_rounds() -> None:
 
 def test_the_time_between_forwards_is_learned_by_batch_size() -> None:
     costs = StepCosts(TARGET, DRAFT)
-    usual = costs.overhead(64)
     for _ in range(60):
         costs.note_speculative_round(16, 4.0, 5, 0, 9e-3 + 10e-3 + 4e-3)
     assert costs.overhead(16) == pytest.approx(4e-3, rel=0.05)
-    assert costs.overhead(64) > 1.5 * usual
-    assert costs.knows_speculation(16) and not costs.knows_speculation(64)
+    assert costs.overhead(64) == costs.overhead(16)  # the nearest that is known
+    assert costs.num_speculative_rounds(16) and not costs.num_speculative_rounds(64)
 
 
 def test_text_costs_a_draft_less_than_the_target_by_the_ratio_of_their_steps() -> None:
