@@ -24,7 +24,6 @@ from outrider.ports import Opened, Prepare
 from outrider.sampling.support import DEFAULT_SUPPORT_LIMIT
 from outrider.serving.engine_core import EngineCore
 from outrider.tokenization import ModelText
-from outrider_coordinator.requests.input_processor import InputProcessor
 from outrider_coordinator.session.actions import Fail, StepEnded, ToDraft, ToTarget
 from outrider_coordinator.session.draft_side import DraftFacts
 from outrider_coordinator.session.loop import SessionLoop
@@ -36,6 +35,7 @@ from outrider_draft.proposers.text.suffix import SuffixProposer
 from outrider_draft.service import build_core as build_draft_core
 from outrider_draft.service import build_model_core, build_ngram_core
 from outrider_target.service import build_core
+from tests.support.input_processing import SteppedProcessor
 from tests.support.tiny_models import load_reference
 
 AnyCore = EngineCore[Any, Any, Any, Any]
@@ -81,7 +81,7 @@ class ServiceRig:
             draft, DraftingRules(support_limit=support_limit, takes_argmax=takes_argmax), max_model_len, draft_forward
         )
         self._runner = runner
-        self._input_processor = InputProcessor(self.settings, describe_model("target", target, runner), ModelText())
+        self._input_processor = SteppedProcessor(self.settings, describe_model("target", target, runner), ModelText())
         self._policy = DraftLengthPolicy(self.settings.num_speculative_tokens)
         self.runs: dict[int, Run] = {}
         self._num_started = 0

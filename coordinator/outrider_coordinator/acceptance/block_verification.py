@@ -69,23 +69,12 @@ def sparse_residuals(evidence: SparseEvidence, scores: SparseScores) -> Residual
     return residual_at
 
 
-def keeping_probabilities(ratios: Sequence[float], residual_at: ResidualAt) -> list[float]:
-    """Probabilities, for block lengths 1 to K, that the coin of each is compared with; a longer block goes first."""
-    rhos = _rhos(ratios)
-    return [_keeping(length, rhos, residual_at) for length in range(1, len(rhos))]
-
-
 def _longest(ratios: Sequence[float], residual_at: ResidualAt, *, seed: int, base: int) -> tuple[int, Doubles]:
     """Number of kept draft tokens, and the weights of the next token unless all are kept."""
-    rhos, count = _rhos(ratios), len(ratios)
-    kept = next(
-        (
-            length
-            for length in range(count, 0, -1)
-            if coin(seed, base, base + length - 1) < _keeping(length, rhos, residual_at)
-        ),
-        0,
-    )
+    rhos, count = rhos_of(ratios), len(ratios)
+    kept = count
+    while kept and coin(seed, base, base + kept - 1) >= keeping(kept, rhos, residual_at):
+        kept -= 1
     while kept < count:
         weights = residual_at(kept, rhos[kept])
         if weights.any():
@@ -94,14 +83,16 @@ def _longest(ratios: Sequence[float], residual_at: ResidualAt, *, seed: int, bas
     return count, np.empty(0)
 
 
-def _rhos(ratios: Sequence[float]) -> list[float]:  # [K] -> [K+1]
+def rhos_of(ratios: Sequence[float]) -> list[float]:  # [K] -> [K+1]
+    """The running product of the ratios, each time cut at 1."""
     rhos = [1.0]
     for ratio in ratios:
         rhos.append(min(1.0, rhos[-1] * ratio))
     return rhos
 
 
-def _keeping(length: int, rhos: Sequence[float], residual_at: ResidualAt) -> float:
+def keeping(length: int, rhos: Sequence[float], residual_at: ResidualAt) -> float:
+    """Probability that the coin of a block of this length is compared with; a longer block goes first."""
     rho = rhos[length]
     if length == len(rhos) - 1:
         return rho

@@ -11,7 +11,7 @@ from typing import Any
 
 from outrider.config import CoordinatorSettings
 from outrider.config.fields import GenerationConfig, RejectionSampleMethod, SchedulingPolicy
-from outrider.cooperative import Work, is_long, run, slices_of
+from outrider.cooperative import Work, is_long, slices_of
 from outrider.errors import InvalidRequestError
 from outrider.generation import DEFAULTABLE, TO_THE_END, GenerationRequest, Started
 from outrider.limits import BAD_WORDS_TOKENS, ModelLimits
@@ -78,13 +78,8 @@ class InputProcessor:
         """The target's limits."""
         return ModelLimits(self._target.num_token_ids, self._target.max_model_len)
 
-    def process(self, request: GenerationRequest) -> EngineRequest:
-        """Prepare a request; ``InvalidRequestError`` names the invalid field."""
-        run(self.checking(request))
-        rendered = "" if request.chat is None else self.text.chat.render(request.chat)
-        return run(self.processing(request, self.tokenize(request, rendered)))
-
-    # The parts of ``process``. A ``Work`` yields between slices, so that an event loop can do other work between them.
+    # Steps from a request to an ``EngineRequest``, in this order; ``InvalidRequestError`` names the invalid field. A
+    # ``Work`` yields between slices, so that an event loop can do other work between them.
 
     def checking(self, request: GenerationRequest) -> Work[None]:
         """Raise ``InvalidRequestError`` for errors that can be found before tokenizing."""

@@ -1,4 +1,4 @@
-"""Request log: the end of each request, and problems before it.
+"""Request log: the end of each request, and what services say is wrong before it.
 
 The driver adds the ids of the request and of its trace to each line.
 """
@@ -13,11 +13,6 @@ from outrider_coordinator.session.actions import Fail, Finish
 from outrider_coordinator.session.loop import SessionLoop
 
 _log = logging.getLogger(__name__)
-
-
-def log_bug(error: Exception) -> None:
-    """Log an unexpected exception that ended the request."""
-    _log.error("a session failed", exc_info=error)
 
 
 def log_trouble(side: str, event: object) -> None:

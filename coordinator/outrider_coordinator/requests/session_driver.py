@@ -27,7 +27,7 @@ from outrider_coordinator.requests.batch_driver import BatchDriver
 from outrider_coordinator.requests.draft_waits import DraftWaits
 from outrider_coordinator.requests.message_allowance import MessageAllowance
 from outrider_coordinator.requests.output_scheduler import OutputScheduler
-from outrider_coordinator.requests.request_log import log_bug, log_trouble
+from outrider_coordinator.requests.request_log import log_trouble
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.requests.taken_answers import in_batch
@@ -222,7 +222,7 @@ class SessionDriver:
     def _fail(self, request: RequestState, error: Exception) -> None:
         if not isinstance(error, OutriderError):
             with records_about(request.log_fields):
-                log_bug(error)
+                _log.error("a session failed", exc_info=error)
             error = IntegrityError(f"the coordinator failed: {type(error).__name__}")
         request.loop.fail(error)
 

@@ -1,1 +1,1 @@
-"""Statistics of speculation and latency, readings for metrics, and the request log."""
+"""Statistics of speculation, and times of requests."""

@@ -14,7 +14,8 @@ from outrider.types import AcceptanceMethod, JudgingRule, SparseEvidence, Sparse
 from outrider_coordinator.acceptance import JudgeRules, Verdict, judge_one
 from outrider_coordinator.acceptance.block_verification import (
     judge_block,
-    keeping_probabilities,
+    keeping,
+    rhos_of,
     sparse_ratios,
     sparse_residuals,
 )
@@ -81,10 +82,10 @@ class Pair:
 def block_lengths(pair: Pair, tokens: tuple[int, ...]) -> Doubles:
     """Probability that each number of tokens from 0 to K is kept."""
     evidence, scores = pair.evidence(tokens), pair.scores(tokens, [0] * (pair.length + 1))
-    keeping = keeping_probabilities(sparse_ratios(tokens, evidence, scores), sparse_residuals(evidence, scores))
+    rhos, residual_at = rhos_of(sparse_ratios(tokens, evidence, scores)), sparse_residuals(evidence, scores)
     left, found = 1.0, [0.0] * (pair.length + 1)
     for length in range(pair.length, 0, -1):
-        found[length] = left * keeping[length - 1]
+        found[length] = left * keeping(length, rhos, residual_at)
         left -= found[length]
     return np.array([left, *found[1:]])
 

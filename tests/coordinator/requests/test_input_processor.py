@@ -15,8 +15,9 @@ from outrider.generation import DEFAULTABLE, TO_THE_END, GenerationRequest
 from outrider.tokenization import ModelText
 from outrider.tokenization.sampling_defaults import SAMPLING_DEFAULTS, sampling_defaults
 from outrider.types import AcceptanceMethod, JudgingRule, LogprobsMode, ModelDescription, SamplingParams
-from outrider_coordinator.requests.input_processor import InputProcessor, started
+from outrider_coordinator.requests.input_processor import started
 from tests.coordinator.tokenizers_for_tests import END, START, byte_level, text_tokenizer
+from tests.support.input_processing import SteppedProcessor
 
 TARGET = ModelDescription(
     role="target", model_name="t", architecture="", vocab_size=300, num_token_ids=258, max_model_len=20,
@@ -38,8 +39,8 @@ NEW_TOKENS = b'{"max_new_tokens": 3}'
 
 def input_processor(
     target: ModelDescription = TARGET, *, has_tokenizer: bool = True, **settings: Any
-) -> InputProcessor:
-    return InputProcessor(CoordinatorSettings(**settings), target, TEXT if has_tokenizer else ModelText())
+) -> SteppedProcessor:
+    return SteppedProcessor(CoordinatorSettings(**settings), target, TEXT if has_tokenizer else ModelText())
 
 
 def ask(**fields: Any) -> GenerationRequest:
