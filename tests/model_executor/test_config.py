@@ -107,6 +107,13 @@ def test_the_type_of_another_model_is_refused(architecture: str, model_type: str
         read_model_config(tmp_path)
 
 
+def test_convolutions_of_recurrent_layers_have_one_activation(tmp_path: Path) -> None:
+    hybrid = {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "head_dim": 16}
+    types = ["linear_attention", "linear_attention", "full_attention"]
+    with pytest.raises(ModelError, match="hidden_act 'gelu_pytorch_tanh' is not supported with linear_attention"):
+        read_model_config(write_config(tmp_path, **hybrid, layer_types=types, hidden_act="gelu_pytorch_tanh"))
+
+
 def test_sliding_windows_are_read_layer_by_layer(tmp_path: Path) -> None:
     qwen2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "sliding_window": 5}
     assert read_model_config(write_config(tmp_path, **qwen2)).sliding_windows == (None, None, None)

@@ -160,7 +160,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe": ("glm4_moe", {**GLM_4_5, "use_qk_norm": True}),
     "glm4-moe-groups": (
         "glm4_moe",
-        {**GLM_4_5, "n_group": 3, "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False, "head_dim": 16},
+        {
+            **GLM_4_5,
+            "n_group": 3,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+            "head_dim": 16,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
     ),
     "granite": (
         "granite",

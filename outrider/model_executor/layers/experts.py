@@ -10,6 +10,7 @@ Shape letters: ``T`` tokens, ``A`` experts of a token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ class SparseMlp:
         self._held = shard.experts(experts)
         inner = _inner_features(config, experts, shard)
         bias, self._clamp = experts.has_bias, experts.clamp
-        self._gated = geglu if config.variant.activation == "gelu_tanh" else swiglu
+        self._gated = _gate_of(config)
         self.router = Linear(
             context, hidden, (Features.all(count, names.router),), bias=bias, module=module,
             make_method=None if names.router in experts.quantized_gates else UnquantizedLinear,
@@ -112,6 +113,7 @@ class SharedExpert:
     def __init__(self, context: LayerContext, module: str, experts: ExpertsConfig) -> None:
         """``module``: prefix of its tensors' names in the whole model."""
         size, name = experts.shared_size, experts.names.shared
+        self._gated = _gate_of(context.config)
         own, hidden = context.communicator.shard.inner(size), Features.all(context.config.hidden_size)
         gate, up = (Features(size, own, f"{name}.{part}") for part in ("gate_proj", "up_proj"))
         self.gate_up = Linear(context, hidden, (gate, up), module=module)
@@ -125,7 +127,7 @@ class SharedExpert:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, hidden] to the same shape."""
-        found = self.down(swiglu(self.gate_up(x)))
+        found = self.down(self._gated(self.gate_up(x)))
         return found if self.weight is None else found * self.weight(x).sigmoid()
 
     def weights(self, prefix: str) -> Weights:
@@ -133,6 +135,11 @@ class SharedExpert:
         for linear in (self.gate_up, self.down, self.weight):
             if linear is not None:
                 yield from linear.weights(prefix)
+
+
+def _gate_of(config: ModelConfig) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Kernel that multiplies ups with the activation of gates."""
+    return geglu if config.variant.activation == "gelu_tanh" else swiglu
 
 
 def _inner_features(config: ModelConfig, experts: ExpertsConfig, shard: Shard) -> Features:

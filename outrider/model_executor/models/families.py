@@ -358,6 +358,8 @@ def _qwen3_5(fields: Fields) -> FamilyTraits:
         raise ModelError(
             f"linear_num_key_heads should divide linear_num_value_heads {num_heads}, and {num_key_heads} does not"
         )
+    if "linear_attention" in types and fields["hidden_act"] not in ("silu", "swish"):
+        raise ModelError(f"hidden_act {fields['hidden_act']!r} is not supported with linear_attention, silu is")
     recurrent = RecurrentConfig(
         num_heads,
         num_key_heads,
