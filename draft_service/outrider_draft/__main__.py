@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from outrider.process.tuning import grpc_environment
+from outrider.process.tuning import grpc_environment, permanent_imports
 
 os.environ.update(grpc_environment())  # before gRPC is imported
 
@@ -50,7 +50,8 @@ async def serve(settings: DraftSettings) -> None:
 
 def load_model(settings: DraftSettings, progress: LoadProgress, on_failure: OnFailure) -> DraftService:
     """Load the configured service, downloading its model if needed; imports torch."""
-    from outrider_draft.service import DraftService
+    with permanent_imports():
+        from outrider_draft.service import DraftService
 
     found = with_local_model(settings)
     check_settings(found)  # the folder may have named another method

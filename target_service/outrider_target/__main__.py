@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from outrider.process.tuning import grpc_environment
+from outrider.process.tuning import grpc_environment, permanent_imports
 
 os.environ.update(grpc_environment())  # before gRPC is imported
 
@@ -57,7 +57,8 @@ async def serve(settings: TargetSettings) -> None:
 
 def load_model(settings: TargetSettings, progress: LoadProgress, on_failure: OnFailure) -> TargetService:
     """The service that the settings ask for, its model downloaded where need be; imports torch."""
-    from outrider_target.service import TargetService
+    with permanent_imports():
+        from outrider_target.service import TargetService
 
     found = _with_files(settings)
     progress.on_files()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from outrider.process.tuning import freeze_objects, grpc_environment
+from outrider.process.tuning import freeze_objects, grpc_environment, permanent_imports
 
 _MAINS = [
     *("outrider_coordinator.__main__", "outrider_draft.__main__", "outrider_target.__main__"),
@@ -68,4 +68,13 @@ def test_what_the_environment_says_is_left_alone(monkeypatch: pytest.MonkeyPatch
 def test_what_is_there_to_stay_is_not_collected_again() -> None:
     before, kept = gc.get_freeze_count(), [[number] for number in range(1000)]
     freeze_objects()
+    assert gc.get_freeze_count() >= before + len(kept)
+
+
+def test_what_imported_modules_make_is_never_scanned() -> None:
+    before = gc.get_freeze_count()
+    with permanent_imports():
+        kept = [[number] for number in range(1000)]
+        assert not gc.isenabled()
+    assert gc.isenabled()
     assert gc.get_freeze_count() >= before + len(kept)
