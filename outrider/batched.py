@@ -65,16 +65,16 @@ class StateBatch:
         """Bytes of one position."""
         return self.width * STATE_BYTES[self.dtype]
 
-    def selected(self, places: Any) -> StateBatch:  # noqa: ANN401 - indices or a slice
-        """Sessions at these places, not fetched."""
+    def selected(self, indices: Any) -> StateBatch:  # noqa: ANN401 - indices or a slice
+        """Sessions at these indices, not fetched."""
         return StateBatch(
             self.plane_id,
             self.width,
             self.dtype,
-            self.starts[places],
-            self.counts[places],
-            self.offsets_bytes[places],
-            self.sequences[places],
+            self.starts[indices],
+            self.counts[indices],
+            self.offsets_bytes[indices],
+            self.sequences[indices],
         )
 
     def hidden_states(self) -> Iterator[HiddenStates]:
@@ -87,7 +87,7 @@ class StateBatch:
             references = (reference,) if own is None else ()
             yield HiddenStates(start, count, self.width, self.dtype, b"", references, own)
 
-    def places(self) -> Column | None:  # [sum(counts)]
+    def indices(self) -> Column | None:  # [sum(counts)]
         """Row of ``tensor`` for each position, one session after the other; None: they lie so."""
         if self.firsts is None:
             return None
@@ -169,12 +169,12 @@ class LogprobBatch:
         """Columns of several, one after the other."""
         return cls(*[np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__])
 
-    def selected(self, places: NDArray[np.intp]) -> LogprobBatch:
-        """Columns of the sessions at these places."""
-        positions = ragged(self.num_positions, places)
+    def selected(self, indices: NDArray[np.intp]) -> LogprobBatch:
+        """Columns of the sessions at these indices."""
+        positions = ragged(self.num_positions, indices)
         own, top = ragged(self.counts, positions), ragged(self.top_counts, positions)
         return LogprobBatch(
-            self.num_positions[places],
+            self.num_positions[indices],
             self.counts[positions],
             self.token_ids[own],
             self.logprobs[own],
@@ -244,43 +244,43 @@ class AnswerBatch(Generic[EventT_co]):
         """Names proposals on their channel: by sessions and generations."""
         return _channel_key(self.sessions, self.generations)
 
-    def selected(self, places: NDArray[np.intp]) -> AnswerBatch[EventT_co]:
-        """The answers at these places."""
-        tokens, supports = ragged(self.counts, places), self.supports
+    def selected(self, indices: NDArray[np.intp]) -> AnswerBatch[EventT_co]:
+        """The answers at these indices."""
+        tokens, supports = ragged(self.counts, indices), self.supports
         if supports is not None:
             if self.outside_masses is None:
                 ids = ragged(supports.counts, tokens)
                 supports = SupportBatch(supports.counts[tokens], supports.token_ids[ids], supports.probs[ids])
             else:
-                ids = ragged(supports.counts, places)
-                supports = SupportBatch(supports.counts[places], supports.token_ids, supports.probs[ids])
+                ids = ragged(supports.counts, indices)
+                supports = SupportBatch(supports.counts[indices], supports.token_ids, supports.probs[ids])
         return AnswerBatch(
-            self.sessions[places],
-            self.generations[places],
-            self.base_lengths[places],
-            self.counts[places],
+            self.sessions[indices],
+            self.generations[indices],
+            self.base_lengths[indices],
+            self.counts[indices],
             self.token_ids[tokens],
-            self._timings_at(places),
+            self._timings_at(indices),
             self.make,
             None if self.outside_masses is None else self.outside_masses[tokens],
-            None if self.states is None else self.states.selected(places),
+            None if self.states is None else self.states.selected(indices),
             supports,
             0,
-            None if self.draft_token_ids is None else self.draft_token_ids[ragged(self.counts - 1, places)],
-            None if self.goes_on is None else self.goes_on[places],
-            self.details and {name: [values[place] for place in places] for name, values in self.details.items()},
-            None if self.logprobs is None else self.logprobs.selected(places),
+            None if self.draft_token_ids is None else self.draft_token_ids[ragged(self.counts - 1, indices)],
+            None if self.goes_on is None else self.goes_on[indices],
+            self.details and {name: [values[place] for place in indices] for name, values in self.details.items()},
+            None if self.logprobs is None else self.logprobs.selected(indices),
         )
 
-    def _timings_at(self, places: NDArray[np.intp]) -> Sequence[int]:
+    def _timings_at(self, indices: NDArray[np.intp]) -> Sequence[int]:
         if len(self.timings_ns) <= NUMBERS_IN_A_TIMING:
             return self.timings_ns
         rows = np.array(self.timings_ns, dtype=U8).reshape(-1, NUMBERS_IN_A_TIMING)
-        numbers: list[int] = rows[places].ravel().tolist()
+        numbers: list[int] = rows[indices].ravel().tolist()
         return numbers
 
-    def events(self, places: Sequence[int]) -> Iterator[EventT_co]:
-        """The answers at these places, one by one."""
+    def events(self, indices: Sequence[int]) -> Iterator[EventT_co]:
+        """The answers at these indices, one by one."""
         details = dict(self.details or {})
         if self.draft_token_ids is not None:
             details["draft_token_ids"] = list(_rows(self.counts - 1, self.draft_token_ids))
@@ -289,34 +289,34 @@ class AnswerBatch(Generic[EventT_co]):
         if self.logprobs is not None:
             details["logprobs"] = self.logprobs.rows()
         if not details:
-            yield from self._events(places)
+            yield from self._events(indices)
             return
-        for place, event in zip(places, self._events(places), strict=True):
+        for place, event in zip(indices, self._events(indices), strict=True):
             found: Any = event
             yield replace(found, **{name: values[place] for name, values in details.items()})
 
-    def _events(self, places: Sequence[int]) -> Iterator[EventT_co]:
+    def _events(self, indices: Sequence[int]) -> Iterator[EventT_co]:
         heads = list(zip(self.sessions.tolist(), self.generations.tolist(), self.base_lengths.tolist(), strict=True))
         if self.is_sparse:
-            yield from self._sparse_events(heads, places)
+            yield from self._sparse_events(heads, indices)
             return
         rows = list(_rows(self.counts, self.token_ids))
-        for place, states in zip(places, self.states_at(places), strict=True):
+        for place, states in zip(indices, self.states_at(indices), strict=True):
             event: Any = self.make(*heads[place], rows[place])
             yield event if states is None else replace(event, hidden_states=states)
 
-    def states_at(self, places: Sequence[int]) -> list[HiddenStates | None]:
-        """The hidden states of the answers at these places; None where there are none."""
+    def states_at(self, indices: Sequence[int]) -> list[HiddenStates | None]:
+        """The hidden states of the answers at these indices; None where there are none."""
         if self.states is None:
-            return [None] * len(places)
+            return [None] * len(indices)
         found = list(self.states.hidden_states())
-        return [found[place] for place in places]
+        return [found[place] for place in indices]
 
-    def _sparse_events(self, heads: Sequence[tuple[int, int, int]], places: Sequence[int]) -> Iterator[Any]:
+    def _sparse_events(self, heads: Sequence[tuple[int, int, int]], indices: Sequence[int]) -> Iterator[Any]:
         edges = _edges(self.counts)
         masses, supports = self.outside_masses, self.supports
         of_supports = [] if supports is None else _edges(supports.counts)
-        for place, states in zip(places, self.states_at(places), strict=True):
+        for place, states in zip(indices, self.states_at(indices), strict=True):
             own = slice(edges[place], edges[place + 1])
             if masses is not None:
                 probs = _NO_PROBS if supports is None else supports.probs[of_supports[place] : of_supports[place + 1]]
@@ -327,14 +327,14 @@ class AnswerBatch(Generic[EventT_co]):
                 evidence = SparseEvidence(supports.counts[own], supports.token_ids[ids], supports.probs[ids])
                 yield Proposal(*heads[place], tuple(self.token_ids[own].tolist()), evidence)
 
-    def timings(self, places: Sequence[int]) -> list[ItemTiming | None]:
-        """The items' times at these places; None where the service did not say."""
+    def timings(self, indices: Sequence[int]) -> list[ItemTiming | None]:
+        """The items' times at these indices; None where the service did not say."""
         if not self.timings_ns:
-            return [None] * len(places)
+            return [None] * len(indices)
         numbers, width = self.timings_ns, NUMBERS_IN_A_TIMING
         if len(numbers) == width:
-            return [ItemTiming(*numbers)] * len(places)
-        rows = [numbers[width * place : width * (place + 1)] for place in places]
+            return [ItemTiming(*numbers)] * len(indices)
+        rows = [numbers[width * place : width * (place + 1)] for place in indices]
         return [ItemTiming(*row) for row in rows]
 
 
@@ -406,21 +406,21 @@ class ScoreBatch:
     def __len__(self) -> int:
         return len(self.sessions)
 
-    def without_drafts(self, places: NDArray[np.intp]) -> ScoreBatch:
-        """The commands at these places, without their draft tokens and supports."""
+    def without_drafts(self, indices: NDArray[np.intp]) -> ScoreBatch:
+        """The commands at these indices, without their draft tokens and supports."""
         return ScoreBatch(
-            self.sessions[places],
-            self.generations[places],
-            self.num_kept_tokens[places],
-            _chains_at(self, places),
-            self.hash_tails[places],
-            self.counts[places],
-            self.token_ids[ragged(self.counts, places)],
-            self.draft_lengths[places],
+            self.sessions[indices],
+            self.generations[indices],
+            self.num_kept_tokens[indices],
+            _chains_at(self, indices),
+            self.hash_tails[indices],
+            self.counts[indices],
+            self.token_ids[ragged(self.counts, indices)],
+            self.draft_lengths[indices],
             self.draft_token_ids[:0],
-            None if self.hidden_states_from is None else self.hidden_states_from[places],
+            None if self.hidden_states_from is None else self.hidden_states_from[indices],
             self.plane,
-            trace_parents=[self.trace_parents[place] for place in places.tolist()] if self.trace_parents else (),
+            trace_parents=[self.trace_parents[place] for place in indices.tolist()] if self.trace_parents else (),
         )
 
     def items(self) -> Iterator[Score]:
@@ -487,8 +487,8 @@ class ScoreAhead:
 
     def selected(self, rows: Sequence[int]) -> ScoreAhead:
         """Announcement of these rows alone."""
-        places = np.array(rows, dtype=np.intp)
-        return ScoreAhead(self.batched.without_drafts(places), self.channel, self.proposals[places])
+        indices = np.array(rows, dtype=np.intp)
+        return ScoreAhead(self.batched.without_drafts(indices), self.channel, self.proposals[indices])
 
     def without(self, rows: Sequence[int]) -> ScoreAhead | None:
         """Rest that still waits after the proposals of these rows have arrived; None if nothing does."""
@@ -542,11 +542,11 @@ def chain_rows(chains: Sequence[bytes]) -> NDArray[np.uint8]:  # [B, CHAIN_BYTES
     return np.frombuffer(joined, dtype=np.uint8).reshape(-1, CHAIN_BYTES)
 
 
-def ragged(counts: Column, places: NDArray[np.intp]) -> NDArray[np.intp]:  # counts [B] -> [sum(counts[places])]
+def ragged(counts: Column, indices: NDArray[np.intp]) -> NDArray[np.intp]:  # counts [B] -> [sum(counts[indices])]
     """Indices of the values of these rows among rows of ``counts`` values, one after the other."""
     counts = counts.astype(np.intp, copy=False)
-    own = counts[places]
-    shifts = (counts.cumsum() - counts)[places] - (own.cumsum() - own)
+    own = counts[indices]
+    shifts = (counts.cumsum() - counts)[indices] - (own.cumsum() - own)
     found: NDArray[np.intp] = shifts.repeat(own) + np.arange(int(own.sum()))
     return found
 
@@ -561,10 +561,10 @@ def _keys_of(channel_key: bytes) -> list[tuple[int, int]]:
     return list(zip(sessions, generations, strict=True))
 
 
-def _chains_at(batched: CommandBatch, places: NDArray[np.intp]) -> bytes:
+def _chains_at(batched: CommandBatch, indices: NDArray[np.intp]) -> bytes:
     has_chain = batched.num_kept_tokens >= BLOCK_TOKENS
     rows = np.frombuffer(batched.chains, dtype=np.uint8).reshape(-1, CHAIN_BYTES)
-    own: NDArray[np.uint8] = rows[(has_chain.cumsum() - 1)[places[has_chain[places]]]]
+    own: NDArray[np.uint8] = rows[(has_chain.cumsum() - 1)[indices[has_chain[indices]]]]
     return own.tobytes()
 
 

@@ -70,8 +70,8 @@ def batch_of_answers(
     for place, answer in enumerate(answers):
         groups.setdefault(_answer_form(answer), []).append(place)
     return [
-        _checked_batch([answers[place] for place in places], [timings[place] for place in places] if timings else ())
-        for places in groups.values()
+        _checked_batch([answers[place] for place in indices], [timings[place] for place in indices] if timings else ())
+        for indices in groups.values()
     ]
 
 

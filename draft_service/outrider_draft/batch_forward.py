@@ -47,13 +47,13 @@ class DraftSessions:
         longest = [min(session.open.max_length, session.reserved_length + 1) for session in sessions]
         return cls(kvs, kv_offsets if any(kv_offsets) else None, metadata, longest)
 
-    def selected(self, places: NDArray[np.intp]) -> DraftSessions:
+    def selected(self, indices: NDArray[np.intp]) -> DraftSessions:
         """Sessions at these indices."""
-        own = places.tolist()
+        own = indices.tolist()
         return DraftSessions(
             [self.kvs[place] for place in own],
             [self.kv_offsets[place] for place in own] if self.kv_offsets else None,
-            self.metadata.selected(places),
+            self.metadata.selected(indices),
             [self.longest[place] for place in own],
         )
 

@@ -116,7 +116,7 @@ class KVCacheLayout:
         return cls(tuple(KVCacheGroup(spec, tuple(own)) for spec, own in layers.items()), next(iter(states), None))
 
     @property
-    def places(self) -> list[tuple[int, int]]:
+    def indices(self) -> list[tuple[int, int]]:
         """Group number and index in the group of each layer."""
         members = [group.layers for group in self.groups] + ([self.states.layers] if self.states else [])
         found = {layer: (number, place) for number, own in enumerate(members) for place, layer in enumerate(own)}

@@ -45,9 +45,9 @@ class JoinedPages:
 
     def slots(self, positions: Ints, rows: NDArray[np.intp] | None = None) -> Ints:  # [T] -> [T]
         """The slots of tokens at these positions of the sequences ``rows``; None: of one of each."""
-        places = positions // self.page_size
+        indices = positions // self.page_size
         starts = self.starts[:-1] if rows is None else self.starts[rows]
-        found: Ints = (self.pages[starts + places] - places) * self.page_size + positions
+        found: Ints = (self.pages[starts + indices] - indices) * self.page_size + positions
         return found
 
 

@@ -100,8 +100,8 @@ class _ForwardGraph:
         if tuple(layers) == self.layers:
             return states
         size = states.shape[1] // max(1, len(self.layers))
-        places = [self.layers.index(layer) * size for layer in layers]
-        return torch.cat([states[:, place : place + size] for place in places], dim=-1) if places else states[:, :0]
+        indices = [self.layers.index(layer) * size for layer in layers]
+        return torch.cat([states[:, place : place + size] for place in indices], dim=-1) if indices else states[:, :0]
 
 
 class ForwardGraphs:

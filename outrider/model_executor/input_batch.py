@@ -129,7 +129,7 @@ def plan_checked(table: KVCacheManager, rows: TokenIds[ForwardRow]) -> ForwardBa
         end += len(ids)
         slots.extend(table.extend_checked(sequence, ids))
         token_ids.extend(_as_array(ids) if len(ids) >= LONG_ROW else ids)
-        positions.extend(_places(start, length) if len(ids) >= LONG_ROW else range(start, length))
+        positions.extend(_indices(start, length) if len(ids) >= LONG_ROW else range(start, length))
         logit_indices += range(end - row.num_logits, end)
         query_starts.append(end)
         context_lengths.append(length)
@@ -150,7 +150,7 @@ def _as_array(token_ids: TokenIds[int]) -> array[int]:
     return array("i", np.frombuffer(pack_token_ids(token_ids), dtype="<i4").astype(np.int32, copy=False).tobytes())
 
 
-def _places(start: int, stop: int) -> array[int]:
+def _indices(start: int, stop: int) -> array[int]:
     return array("i", np.arange(start, stop, dtype=np.int32).tobytes())
 
 

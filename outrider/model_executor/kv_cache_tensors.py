@@ -64,7 +64,7 @@ class KVCacheTensors:
             )
         self._layers = [
             self.groups[group][place] if group < len(self.groups) else self._states_of(place)
-            for group, place in layout.places
+            for group, place in layout.indices
         ]
 
     @property

@@ -97,9 +97,9 @@ class RowPattern:
     """Arrays that depend on the numbers of tokens alone, which are mostly those of the step before."""
 
     rows: NDArray[np.intp]  # [T] of each token
-    places: Ints  # [T] of each token in its row
+    indices: Ints  # [T] of each token in its row
     order: NDArray[np.intp]  # [T] of each token, among the committed ones and after them the drafts
-    drafts: NDArray[np.intp] | slice  # [D] places of the drafts among all tokens; of one row, which are neighbours
+    drafts: NDArray[np.intp] | slice  # [D] indices of the drafts among all tokens; of one row, which are neighbours
     logit_indices: NDArray[np.intp]  # [N]
     query_starts: Ints  # [B + 1]
     shape: BatchShape
@@ -110,15 +110,15 @@ class RowPattern:
         totals = counts + num_drafts
         starts = np.concatenate(([0], totals.cumsum()))
         rows = np.arange(len(totals)).repeat(totals)
-        places = np.arange(len(rows)) - starts[rows]
-        is_draft = places >= counts[rows]
+        indices = np.arange(len(rows)) - starts[rows]
+        is_draft = indices >= counts[rows]
         order = np.empty(len(rows), dtype=np.intp)
         order[~is_draft] = np.arange(int(counts.sum()))
         order[is_draft] = np.arange(int(counts.sum()), len(rows))
         shape = BatchShape(len(totals), len(rows), int(totals.max()))
-        logit_indices = np.flatnonzero(places >= (totals - num_logits)[rows])
+        logit_indices = np.flatnonzero(indices >= (totals - num_logits)[rows])
         drafts = np.flatnonzero(is_draft) if len(totals) > 1 else slice(int(counts[0]), len(rows))
-        return cls(rows, places, order, drafts, logit_indices, starts, shape)
+        return cls(rows, indices, order, drafts, logit_indices, starts, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def plan_rows(table: KVCacheManager, batch: RowBatch) -> BatchLayout:
     wanted = b"" if num_logits is None else num_logits.tobytes()
     pattern = _pattern_of(counts.tobytes(), num_drafts.tobytes(), wanted)
     pages = table.make_room(batch.sequences, batch.lengths, counts + num_drafts)
-    positions = pattern.places + batch.lengths[pattern.rows]
+    positions = pattern.indices + batch.lengths[pattern.rows]
     states = None
     if table.states is not None:
         lengths = batch.lengths.tolist()

@@ -83,8 +83,8 @@ def _choose(logits: Tensor, rows: Sequence[LogitRow], chosen: Sequence[int]) -> 
     return logits[index], [rows[i] for i in chosen]
 
 
-def _put(drawn: list[Drawn], places: Sequence[int], values: Sequence[Drawn]) -> None:
-    for place, value in zip(places, values, strict=True):
+def _put(drawn: list[Drawn], indices: Sequence[int], values: Sequence[Drawn]) -> None:
+    for place, value in zip(indices, values, strict=True):
         drawn[place] = value
 
 

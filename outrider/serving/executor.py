@@ -159,7 +159,7 @@ class LookaheadOutcome(Protocol):
 
     @property
     def errors(self) -> Mapping[int, OutriderError]:
-        """Errors of the sessions that fail, by their places."""
+        """Errors of the sessions that fail, by their indices."""
         ...
 
 
@@ -182,7 +182,7 @@ class QueuedForward(Generic[JobT, EventT_co]):
     forward: InFlightForward[EventT_co]
     jobs: Sequence[JobT] = ()
     """None of a step."""
-    places: Sequence[int] = ()
+    indices: Sequence[int] = ()
     """Index of each job's session among the jobs of the forward before."""
 
 

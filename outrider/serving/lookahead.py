@@ -143,7 +143,7 @@ class Lookahead:
         """Set the requests of a batch that is queued behind ``before``, now that ``before`` has ended."""
         forward, now = queued.queued, self._clock()
         scheduled: ScheduledTokens = []
-        for index, (job, place) in enumerate(zip(forward.jobs, forward.places, strict=True)):
+        for index, (job, place) in enumerate(zip(forward.jobs, forward.indices, strict=True)):
             scheduled.append((self._resolve(forward, index, job, before.scheduled[place][0], now), 1))
         queued.run(scheduled, now)
 

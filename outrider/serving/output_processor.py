@@ -61,9 +61,9 @@ class _TracedRows:
 
     def records(self) -> Iterator[ItemRecord]:
         """Records of the traced items."""
-        places = [place for place, parent in enumerate(self.trace_parents) if is_sampled(parent)]
+        indices = [place for place, parent in enumerate(self.trace_parents) if is_sampled(parent)]
         sessions, generations = self.answers.sessions.tolist(), self.answers.generations.tolist()
-        for place, timing in zip(places, self.answers.timings(places), strict=True):
+        for place, timing in zip(indices, self.answers.timings(indices), strict=True):
             arrived_ns = self.arrived_ns[place]
             record = ItemRecord(self.trace_parents[place], sessions[place], generations[place], arrived_ns)
             if self.forward is not None:
@@ -136,14 +136,14 @@ class OutputProcessor:
         self._plain += answers
 
     def put_claimed(
-        self, begun: BegunStep, batched: ExtendBatch, rows: Sequence[int], places: Sequence[int], arrived_ns: int
+        self, begun: BegunStep, batched: ExtendBatch, rows: Sequence[int], indices: Sequence[int], arrived_ns: int
     ) -> None:
         """Queue the answers to commands of one link that were computed before they came: ``rows`` of ``batched`` ask
-        for what lies at ``places`` of a step.
+        for what lies at ``indices`` of a step.
         """
-        answers = begun.answers_to(batched, np.array(rows), np.array(places))
+        answers = begun.answers_to(batched, np.array(rows), np.array(indices))
         step = replace(
-            begun.step, batched=batched, own=begun.step.own.selected(np.array(places)), arrived_ns=arrived_ns
+            begun.step, batched=batched, own=begun.step.own.selected(np.array(indices)), arrived_ns=arrived_ns
         )
         parents = [batched.trace_parents[row] for row in rows] if batched.trace_parents else ()
         self._claimed += self.batch_message(step, answers, begun.forward, parents)
@@ -192,20 +192,20 @@ class OutputProcessor:
 
     def _plain_batch(self, finished: Sequence[AnyRequest], plain: Sequence[LookaheadAnswers]) -> EventBatch[Any]:
         """Answers of one link, some as arrays."""
-        link_id = int(plain[0].step.own.link_ids[plain[0].places[0]])
+        link_id = int(plain[0].step.own.link_ids[plain[0].indices[0]])
         now = self._clock()
         batched = []
         for answers in [own for one in plain for own in one.by_form()]:
-            step, places = answers.step, answers.places
-            batched.append(step.batched(places, now))
-            parents = step.trace_parents[places].tolist()
+            step, indices = answers.step, answers.indices
+            batched.append(step.batched(indices, now))
+            parents = step.trace_parents[indices].tolist()
             if self.recorder is not None:
-                for place, parent in zip(places, parents, strict=True):
+                for place, parent in zip(indices, parents, strict=True):
                     step.sessions[place].trace_parent = parent
             if any(parents):
-                arrived = step.arrived_ns[places].tolist()
+                arrived = step.arrived_ns[indices].tolist()
                 self._traced_rows.append(_TracedRows(batched[-1], parents, arrived, step.forward, now, Scores))
-        times = np.concatenate([answers.step.timings_ns(answers.places, now) for answers in plain])
+        times = np.concatenate([answers.step.timings_ns(answers.indices, now) for answers in plain])
         queue_ns, forward_ns, sample_ns, _, total_ns, _ = times.max(axis=0).tolist()
         forwards = [answers.step.forward for answers in plain if answers.step.forward is not None]
         report = ForwardReport(
@@ -247,7 +247,7 @@ class OutputProcessor:
         if self.recorder is not None:
             numbers = answers.sessions.tolist()
             for number, parent in zip(numbers, trace_parents or [""] * len(numbers), strict=True):
-                step.sessions[step.own.places[number]].trace_parent = parent
+                step.sessions[step.own.indices[number]].trace_parent = parent
         if trace_parents:
             kind, times = Scores if step.is_scoring else Proposal, [arrived] * len(trace_parents)
             self._traced_rows.append(_TracedRows(batched, trace_parents, times, forward, now, kind))

@@ -204,14 +204,14 @@ class TargetExecutor(PagedExecutor[KVSequence, Score, ScoreJob, Scores]):
         if step is not None:
             return self._queue_step(forward, step)
         queued = forward.queue_next() if self._has_room_after(forward) else None
-        return None if queued is None else QueuedForward(queued, queued.jobs, queued.places)
+        return None if queued is None else QueuedForward(queued, queued.jobs, queued.indices)
 
     def _queue_step(self, forward: ScoringForward, step: LookaheadStep) -> QueuedForward[ScoreJob, Scores] | None:
         """None unless one page for each session is free, and the device knows the tokens."""
         if len(step) > self.num_pages_free or (drawn := forward.drawn()) is None:
             return None
         if len(step) < len(drawn):
-            drawn = drawn[to_device(step.places, drawn.device)]
+            drawn = drawn[to_device(step.indices, drawn.device)]
         return QueuedForward(ScoringForward(self.runner, step=step, drawn=drawn))
 
     def _has_room_after(self, forward: ScoringForward) -> bool:

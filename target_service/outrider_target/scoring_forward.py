@@ -43,7 +43,7 @@ class ScoringForward:
         """``shares``: this many tokens of jobs; ``step``: a step of the running batch, whose rows come first.
 
         ``drawn`` [B] int32 holds the one token of each row where the device alone knows it; ``follows`` is the forward
-        that draws those of jobs, with their places among its jobs. ``planes`` take hidden states.
+        that draws those of jobs, with their indices among its jobs. ``planes`` take hidden states.
         """
         self._runner, self._follows = runner, follows
         self.jobs = [job for job, _ in shares]
@@ -132,26 +132,26 @@ class ScoringForward:
         jobs = self._jobs
         if self._step is not None or jobs is None or not jobs.are_decode_steps:
             return None
-        places = [i for i, job in enumerate(self.jobs) if not job.is_last_step]
+        indices = [i for i, job in enumerate(self.jobs) if not job.is_last_step]
         self.begin_masks(is_awaited=True)
-        if not places or (drawn := jobs.drawn()) is None:
+        if not indices or (drawn := jobs.drawn()) is None:
             return None
-        if len(places) < len(self.jobs):
-            drawn = drawn[to_device(places, drawn.device)]
-        shares = [(next_job(self.jobs[i]), 1) for i in places]
-        return ScoringForward(self._runner, shares, drawn=drawn, follows=(self, places))
+        if len(indices) < len(self.jobs):
+            drawn = drawn[to_device(indices, drawn.device)]
+        shares = [(next_job(self.jobs[i]), 1) for i in indices]
+        return ScoringForward(self._runner, shares, drawn=drawn, follows=(self, indices))
 
     @property
-    def places(self) -> Sequence[int]:
+    def indices(self) -> Sequence[int]:
         """Index of each job among those of the forward that it follows."""
         return () if self._follows is None else self._follows[1]
 
     def fed_token(self, index: int) -> int:
         """Token that row ``index`` was computed over; the forward before has to be finished."""
-        before, places = self._follows or (None, ())
+        before, indices = self._follows or (None, ())
         if before is None or before._jobs is None:
             raise ValueError("this forward was told its tokens")
-        return before._jobs.drawn_token(places[index])
+        return before._jobs.drawn_token(indices[index])
 
     @torch.inference_mode()
     def finish(self) -> ExecutorOutput[Scores]:

@@ -89,13 +89,13 @@ class SessionBatch:
             vocab_size,
         )
 
-    def selected(self, places: NDArray[np.intp]) -> SessionBatch:
+    def selected(self, indices: NDArray[np.intp]) -> SessionBatch:
         """Sessions at these indices."""
-        chosen = places.tolist()
+        chosen = indices.tolist()
         sequences, samplings = [self.sequences[place] for place in chosen], [self.samplings[place] for place in chosen]
         if self.scoring is None:
             return SessionBatch.of(sequences, samplings, self.vocab_size)
-        return SessionBatch._with(sequences, samplings, self.scoring.selected(places), self.vocab_size)
+        return SessionBatch._with(sequences, samplings, self.scoring.selected(indices), self.vocab_size)
 
     @staticmethod
     def joined(parts: Sequence[SessionBatch]) -> SessionBatch:
@@ -124,7 +124,7 @@ class StepRows:
         self._lengths = step.draft_lengths
         self._states: StepStates | None = None
         self._masks: dict[int, PositionMasks] = {}
-        """Masks of sessions with a grammar, by their places; begun once the tokens are known."""
+        """Masks of sessions with a grammar, by their indices; begun once the tokens are known."""
         self._has_begun_masks = not any(sampling.has_grammar for sampling in self._own.samplings)
 
     @property

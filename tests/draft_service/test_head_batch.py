@@ -105,11 +105,11 @@ def test_a_loop_of_columns_runs_while_its_sequences_are_brought_up_to_date(
 @pytest.mark.parametrize("sizes", [[9], [2, 3, 4], [1] * 9])
 def test_states_come_to_the_loop_by_one_copy_wherever_they_lie(sizes: list[int]) -> None:
     states = torch.randn(9, 96)
-    places = torch.randperm(20)[:9].int()
+    indices = torch.randperm(20)[:9].int()
     scattered = torch.full((20, 96), torch.nan)
-    scattered[places] = states
+    scattered[indices] = states
     parts = states.split(sizes)  # type: ignore[no-untyped-call]
-    for rows in (HeadStateRows(parts), HeadStateRows([scattered], places)):
+    for rows in (HeadStateRows(parts), HeadStateRows([scattered], indices)):
         for first, last in ((0, 9), (0, 4), (3, 8), (8, 9), (5, 5)):
             out = torch.full((last - first, 96), torch.nan)
             rows.copy_to(out, first)

@@ -10,15 +10,15 @@ FULL, WINDOWED, WIDE = KVCacheSpec(2, 8), KVCacheSpec(2, 8, window=16), KVCacheS
 def test_layers_of_one_spec_are_one_group() -> None:
     layout = KVCacheLayout.of([FULL] * 3)
     assert [(group.spec, group.layers) for group in layout.groups] == [(FULL, (0, 1, 2))]
-    assert layout.places == [(0, 0), (0, 1), (0, 2)]
+    assert layout.indices == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_each_layer_finds_its_place_in_its_group() -> None:
     layout = KVCacheLayout.of([WINDOWED, FULL, WINDOWED, WIDE, FULL])
     assert [group.layers for group in layout.groups] == [(0, 2), (1, 4), (3,)]
-    assert layout.places == [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1)]
+    assert layout.indices == [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1)]
     assert layout.windows == (16, None, None)
-    for layer, (group, place) in enumerate(layout.places):
+    for layer, (group, place) in enumerate(layout.indices):
         assert layout.groups[group].layers[place] == layer
 
 

@@ -64,7 +64,7 @@ def test_some_sessions_are_laid_out_as_if_they_were_alone() -> None:
     layout = lay_out(REQUESTS, STARTS, [1, 3], VOCAB_SIZE)
     assert layout.rows.words[:, ScoringColumn.INDEX].tolist() == [3, 7, 8]
     assert layout.spans == [(1, 0, 1, 0), (3, 1, 3, 0)]
-    assert [span[0] for span in lay_out(REQUESTS[1:2], [0], [0], VOCAB_SIZE, places=[8]).spans] == [8]
+    assert [span[0] for span in lay_out(REQUESTS[1:2], [0], [0], VOCAB_SIZE, indices=[8]).spans] == [8]
 
 
 @pytest.mark.parametrize("is_sparse", [True, False])

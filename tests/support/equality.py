@@ -27,7 +27,7 @@ def one_by_one(batch: EventBatch[Any]) -> EventBatch[Any]:
     """The same events, those of the arrays among them, each with its time or None."""
     timed = [*batch.timed()]
     for batched in batch.batched:
-        places = range(len(batched.sessions))
-        timed += zip(batched.events(places), batched.timings(places), strict=True)
+        indices = range(len(batched.sessions))
+        timed += zip(batched.events(indices), batched.timings(indices), strict=True)
     timings: Any = tuple([timing for _, timing in timed])
     return EventBatch(tuple([event for event, _ in timed]), batch.report, timings)

@@ -406,16 +406,16 @@ def test_rows_of_many_sessions_come_by_one_copy(
     writer, reader = pair.connected(kind)
     copies = copies_of(ends[0], monkeypatch)
     rows = torch.randn(12, 10).bfloat16()
-    for counts, places in (([3, 4, 5], range(12)), ([1, 4, 2], (0, 3, 4, 5, 6, 7, 8))):
+    for counts, indices in (([3, 4, 5], range(12)), ([1, 4, 2], (0, 3, 4, 5, 6, 7, 8))):
         copies.clear()
         batched = as_batch(put(writer, rows, 3, 4, 5), counts)
         found = reader.read_rows(batched)
         assert found is not None
         batched = replace(batched, tensor=found.rows.view(torch.bfloat16), firsts=found.firsts)
-        wanted = batched.places()
-        assert (wanted is None) == (len(places) == 12)
-        assert torch.equal(batched.tensor if wanted is None else batched.tensor[wanted], rows[list(places)])
-        assert torch.equal(torch.cat([one.tensor for one in batched.hidden_states()]), rows[list(places)])
+        wanted = batched.indices()
+        assert (wanted is None) == (len(indices) == 12)
+        assert torch.equal(batched.tensor if wanted is None else batched.tensor[wanted], rows[list(indices)])
+        assert torch.equal(torch.cat([one.tensor for one in batched.hidden_states()]), rows[list(indices)])
         assert len(copies) == 1
     assert_soon(lambda: writer.num_unread == 0)
 

@@ -193,9 +193,9 @@ def kept(events: list[Any]) -> AnswerBatch[Any]:
 def test_answers_of_any_number_and_length_are_columns_and_may_be_selected(events: list[Any]) -> None:
     batched = kept(events)
     assert list(map(plain, batched.events(range(len(events))))) == list(map(plain, events))
-    places = [place for place in (7, 1, 2, 0) if place < len(events)]
-    chosen = batched.selected(np.array(places))
-    assert list(map(plain, chosen.events(range(len(places))))) == [plain(events[place]) for place in places]
+    indices = [place for place in (7, 1, 2, 0) if place < len(events)]
+    chosen = batched.selected(np.array(indices))
+    assert list(map(plain, chosen.events(range(len(indices))))) == [plain(events[place]) for place in indices]
 
 
 def inline(event: ports.Scores) -> ports.Scores:

@@ -118,8 +118,8 @@ class JointVerdicts:
         rows = self._rows
         counts, starts = rows.counts[stops], rows.starts[stops]
         columns = np.arange(counts.item(counts.argmax()))
-        places = np.minimum(starts[:, None] + columns, len(rows.ids) - 1)  # [J, S]
-        left = np.maximum(inside[places].astype(np.float64) - rows.probs[places], 0.0)
+        indices = np.minimum(starts[:, None] + columns, len(rows.ids) - 1)  # [J, S]
+        left = np.maximum(inside[indices].astype(np.float64) - rows.probs[indices], 0.0)
         # Behind its support each row has the mass outside, then nothing.
         weights = np.zeros((len(stops), len(columns) + 1))
         weights[:, :-1] = np.where(columns < counts[:, None], left, 0.0)

@@ -114,7 +114,7 @@ class BatchDriver:
     def _batches(
         self, replica: DraftReplica | TargetReplica, answers: AnswerBatch[Any], kinds: tuple[type[Prepared], ...]
     ) -> Iterator[tuple[PreparedBatch, AnswerBatch[Any], Sequence[int]]]:
-        """Batches that the answers are for, each with its own answers and their places: the one that was prepared for
+        """Batches that the answers are for, each with its own answers and their indices: the one that was prepared for
         all of them, otherwise those that the rows of each target and draft give now. Each session is answered once.
         """
         whole = self._prepared.pop(answers.sessions.tobytes(), None)
@@ -130,13 +130,13 @@ class BatchDriver:
             target, draft = (None, None) if request is None else (request.place.target, request.place.draft)
             if target is not None and replica in (target, draft):
                 groups.setdefault((target, draft), {}).setdefault(number, place)
-        for (target, draft), own_places in groups.items():
-            places = np.array(list(own_places.values()))
-            own = _selected(answers, places)
-            for fitting, found in answered(self._table, self._table.indices(own_places), own, kinds):
+        for (target, draft), own_indices in groups.items():
+            indices = np.array(list(own_indices.values()))
+            own = _selected(answers, indices)
+            for fitting, found in answered(self._table, self._table.indices(own_indices), own, kinds):
                 fit = _selected(own, fitting)
                 requests: list[Any] = list(map(self._find, fit.sessions.tolist()))
-                yield PreparedBatch(found, requests, target, draft), fit, places[fitting].tolist()
+                yield PreparedBatch(found, requests, target, draft), fit, indices[fitting].tolist()
 
     def _target_that_scores(self, draft: DraftReplica, answers: AnswerBatch[Any]) -> TargetReplica | None:
         """The target that scores these proposals already: it was told to, and has all of them; None: no target does."""
@@ -157,7 +157,7 @@ class BatchDriver:
         scoring: TargetReplica | None,
         batch: PreparedBatch,
         answers: AnswerBatch[Any],
-        places: Sequence[int],
+        indices: Sequence[int],
     ) -> TakenAnswers | None:
         """Bring proposals to their target. ``scoring``: the target that scores them already."""
         target = batch.target
@@ -170,7 +170,7 @@ class BatchDriver:
             target.send_batch(taken.commands)
         elif not self._has_answered(target, taken.commands):
             target.note_direct(taken.commands)
-        return TakenAnswers(batch, taken, answers, places, arrived, _now())
+        return TakenAnswers(batch, taken, answers, indices, arrived, _now())
 
     def _has_answered(self, target: TargetReplica, commands: ScoreBatch) -> bool:
         """True if answers of a target to these are held."""
@@ -178,7 +178,7 @@ class BatchDriver:
         return bool(held) and not held.isdisjoint(commands.sessions.tolist())
 
     def _asked_next(
-        self, arrived: float, batch: PreparedBatch, answers: AnswerBatch[Any], places: Sequence[int]
+        self, arrived: float, batch: PreparedBatch, answers: AnswerBatch[Any], indices: Sequence[int]
     ) -> TakenAnswers | None:
         """Judge scores, and ask the draft for the next proposals or the target for the next tokens."""
         channel = self._peers.channel(batch.target, batch.draft)
@@ -188,9 +188,9 @@ class BatchDriver:
             return None
         asked: Any = batch.draft if isinstance(taken.commands, ExtendBatch) else batch.target
         asked.send_batch(taken.commands)
-        if len(taken.places) < len(places):
-            places = [places[place] for place in taken.places]
-        return TakenAnswers(batch, taken, answers, places, arrived, _now())
+        if len(taken.indices) < len(indices):
+            indices = [indices[place] for place in taken.indices]
+        return TakenAnswers(batch, taken, answers, indices, arrived, _now())
 
     def _without_taken(self, batch: EventBatch[Any], take: Callable[[AnswerBatch[Any]], _Taken]) -> EventBatch[Any]:
         """Rest of a message, as single events, once ``take`` has sent the commands that follow from it."""
@@ -205,8 +205,8 @@ class BatchDriver:
                     done.append(one)
                     self._taken.append(one)
             named.update(sessions)
-            if sum([len(one.places) for one in done]) < len(sessions):
-                taken = {place for one in done for place in one.places}
+            if sum([len(one.indices) for one in done]) < len(sessions):
+                taken = {place for one in done for place in one.indices}
                 left = [place for place in range(len(sessions)) if place not in taken]
                 rest += zip(answers.events(left), answers.timings(left), strict=True)
         return EventBatch.of(rest, batch.report)
@@ -277,8 +277,8 @@ class BatchDriver:
         return commands.states is None or bool(self._peers.plane(target, draft))
 
 
-def _selected(answers: AnswerBatch[Any], places: Ints) -> AnswerBatch[Any]:
-    """The answers at these places."""
-    if len(places) == len(answers.sessions) and (places == np.arange(len(places))).all():
+def _selected(answers: AnswerBatch[Any], indices: Ints) -> AnswerBatch[Any]:
+    """The answers at these indices."""
+    if len(indices) == len(answers.sessions) and (indices == np.arange(len(indices))).all():
         return answers
-    return answers.selected(places)
+    return answers.selected(indices)

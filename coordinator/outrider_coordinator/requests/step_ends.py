@@ -42,7 +42,7 @@ class StepEnds:
 
     def end_steps(self, one: TakenAnswers) -> None:
         """The step of each session."""
-        states = one.answers.states_at(one.taken.places)
+        states = one.answers.states_at(one.taken.indices)
         for place, (request, step) in enumerate(zip(one.requests, one.steps(), strict=True)):
             try:
                 asks = request.loop.engine_request.num_logprobs is not None

@@ -56,7 +56,7 @@ class TakenAnswers:
     batch: PreparedBatch
     taken: Taken
     answers: AnswerBatch[Any]
-    places: Sequence[int]
+    indices: Sequence[int]
     """Indices of what was taken, among all answers of the message's arrays."""
     arrived: float
     handled: float
@@ -73,7 +73,7 @@ class TakenAnswers:
         """The steps that ended, without logprobs."""
         taken = self.taken
         if taken.num_tokens is not None and self.token_ids is not None:
-            rows = self.batch.prepared.rows[taken.places]
+            rows = self.batch.prepared.rows[taken.indices]
             numbers, bases = rows[:, col.STEP].tolist(), rows[:, col.LENGTH].tolist()
             counts = [counts.tolist() for counts in taken.num_tokens]
             reasons = [REASONS[index] for index in rows[:, col.REASON].tolist()]
@@ -85,12 +85,12 @@ class TakenAnswers:
 
     def logprobs(self, place: int, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
         """Logprobs of the new tokens of a request, which has asked for them; ``ProtocolError`` without any."""
-        return self._logprobs.emitted(self.taken.places[place], token_ids)
+        return self._logprobs.emitted(self.taken.indices[place], token_ids)
 
     @functools.cached_property
     def timings(self) -> list[ItemTiming | None]:
         """The services' own times, of each request."""
-        return self.answers.timings(self.taken.places)
+        return self.answers.timings(self.taken.indices)
 
     def trace(self, place: int, timing: ItemTiming | None, ended: StepEnded | None = None) -> None:
         """Note in the trace of a request that it was answered, and what was sent next. ``ended``: the step, after
@@ -113,11 +113,11 @@ class TakenAnswers:
     @property
     def requests(self) -> Sequence[RequestState]:
         """Requests whose answers were taken."""
-        places, requests = self.taken.places, self.batch.requests
-        return requests if len(places) == len(requests) else [requests[place] for place in places]
+        indices, requests = self.taken.indices, self.batch.requests
+        return requests if len(indices) == len(requests) else [requests[place] for place in indices]
 
     @property
     def index(self) -> Ints:
         """Rows of the requests."""
-        places, index = self.taken.places, self.batch.prepared.index
-        return index if len(places) == len(index) else index[list(places)]
+        indices, index = self.taken.indices, self.batch.prepared.index
+        return index if len(indices) == len(index) else index[list(indices)]

@@ -94,7 +94,7 @@ class Prepared:
 class Taken:
     """Answers that were taken, and what is asked next; one entry for each session."""
 
-    places: Sequence[int]
+    indices: Sequence[int]
     """Indices among the answers."""
     commands: ExtendBatch | ScoreBatch
     commit: Callable[[], list[list[int]]]

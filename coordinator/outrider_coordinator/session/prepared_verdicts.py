@@ -61,7 +61,7 @@ class PreparedVerdicts(PreparedScores):
         self._drafts = drafts = table.drafted[index, :width]  # [B, W]
         self._firsts = np.arange(0, drafts.size, width)
         """Index of each session's first entry in ``_drafts`` and ``_hash_tails``."""
-        self._starts, self._places = self._firsts, None
+        self._starts, self._indices = self._firsts, None
         """Start of each session's scores among all, and their indices, [B, W], the last repeated; None: they lie so."""
         at, lasts = np.arange(width), counts[:, None] - 1
         if min(listed) + 1 == width:
@@ -69,7 +69,7 @@ class PreparedVerdicts(PreparedScores):
         else:
             drafts[at > lasts] = NO_TOKEN
             self._starts = asked.cumsum() - asked
-            self._places = self._starts[:, None] + np.minimum(at, counts[:, None])
+            self._indices = self._starts[:, None] + np.minimum(at, counts[:, None])
         self._draft_lists = drafts.tolist()
         self._pairs, self._ones = np.empty((len(rows), 2), dtype=U4), np.ones((len(rows), 2), dtype=np.bool_)
         self._pairs[:, 0] = [draft[count - 1] for draft, count in zip(self._draft_lists, listed, strict=True)]
@@ -147,7 +147,7 @@ class PreparedVerdicts(PreparedScores):
             judged = None if self._verdicts is None else self._verdicts.on_arrays(answers)
             return None if judged is None else (*judged, True)
         ids = answers.unsigned_ids
-        scored = ids.reshape(self._drafts.shape) if self._places is None else ids.take(self._places)  # [B, W]
+        scored = ids.reshape(self._drafts.shape) if self._indices is None else ids.take(self._indices)  # [B, W]
         accepted = (scored == self._drafts).argmin(axis=1)  # the first that differs: there is no draft token at the end
         next_ids = ids.take(accepted + self._starts)
         return accepted, next_ids, ids.item(ids.argmax()) < self.limit or scored.max(axis=1) < self.limits

@@ -44,7 +44,7 @@ def prepare(table: SessionTable, index: Ints) -> Prepared | None:
 def answered(
     table: SessionTable, indices: Sequence[int], answers: AnswerBatch[Any], kinds: Sequence[type[Prepared]]
 ) -> Iterator[tuple[Ints, Any]]:
-    """Prepared answers, by kind, that the answers fit, with their places; the others are out of the ordinary.
+    """Prepared answers, by kind, that the answers fit, with their indices; the others are out of the ordinary.
 
     ``indices``: of their rows; -1 for unknown sessions.
     """
@@ -53,10 +53,10 @@ def answered(
     is_text = (rows[:, col.LENGTH] == answers.base_lengths.astype(np.int64)) & (index >= 0)
     generations, num_left = answers.generations.astype(np.int64), len(index)
     for kind in kinds:
-        places = np.flatnonzero(is_text & (rows[:, kind.asked] == generations) & kind.fit(rows, answers))
-        if places.size:
-            yield places, kind(table, index[places], rows[places])
-        if not (num_left := num_left - places.size):
+        selected = np.flatnonzero(is_text & (rows[:, kind.asked] == generations) & kind.fit(rows, answers))
+        if selected.size:
+            yield selected, kind(table, index[selected], rows[selected])
+        if not (num_left := num_left - selected.size):
             return
 
 

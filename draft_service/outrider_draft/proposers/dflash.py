@@ -45,7 +45,7 @@ class BlockExecutor(HeadExecutor):
         """Draft lengths as of any head; no more tokens than a block has."""
         return np.minimum(super().lengths(step), self._longest)
 
-    def _draft(self, jobs: list[HeadJob], hidden: torch.Tensor, normed: torch.Tensor, places: list[int]) -> None:
+    def _draft(self, jobs: list[HeadJob], hidden: torch.Tensor, normed: torch.Tensor, indices: list[int]) -> None:
         blocks = [(job.kv, job.sequence.text.token_ids[-1], job.draft_length) for job in jobs]
         logits = self.block_runner.draft_block(blocks)  # [N, V]
         likeliest = logits.argmax(-1).tolist() if any(_reads_history(job) for job in jobs) else []

@@ -31,7 +31,7 @@ def begin_loop(executor: HeadExecutor, step: DecodeBatch, states: StateBatch) ->
     were fetched, and are those of the pairs.
     """
     rows, batched = step.rows, step.batched
-    own_rows, last_places = _rows_of(states, executor.runner.head.dtype)
+    own_rows, last_indices = _rows_of(states, executor.runner.head.dtype)
     drawing = DraftBatch(
         rows.kvs,
         rows.metadata,
@@ -42,7 +42,7 @@ def begin_loop(executor: HeadExecutor, step: DecodeBatch, states: StateBatch) ->
         rows.kv_offsets,
     )
     forward = LoopForward(step, executor.runner.begin_draft(drawing, own_rows))
-    last_states = own_rows.parts[0].index_select(0, last_places).split(1)  # type: ignore[no-untyped-call]
+    last_states = own_rows.parts[0].index_select(0, last_indices).split(1)  # type: ignore[no-untyped-call]
     for session, token_ids, last_state in zip(step.sessions, drawing.texts, last_states, strict=True):
         state: Any = session.executor_state
         state.last_state = last_state
@@ -76,8 +76,8 @@ class ItemsForward:
 
 def _rows_of(states: StateBatch, dtype: torch.dtype) -> tuple[HeadStateRows, torch.Tensor]:
     """The states as a loop takes them, and the row [B] int32 of each session's last in their one part."""
-    tensor, ends, places = states.tensor.to(dtype), states.counts.cumsum() - 1, states.places()
-    if places is None:
+    tensor, ends, indices = states.tensor.to(dtype), states.counts.cumsum() - 1, states.indices()
+    if indices is None:
         return HeadStateRows([tensor]), to_device(ends.astype(np.int32), tensor.device)
-    on_device = to_device(np.concatenate([places, places[ends]]).astype(np.int32), tensor.device)
-    return HeadStateRows([tensor], on_device[: len(places)]), on_device[len(places) :]
+    on_device = to_device(np.concatenate([indices, indices[ends]]).astype(np.int32), tensor.device)
+    return HeadStateRows([tensor], on_device[: len(indices)]), on_device[len(indices) :]

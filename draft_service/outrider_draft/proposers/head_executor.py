@@ -283,7 +283,7 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
             parts.append(states)
         hidden, normed = self.runner.feed(rows, parts)
         drafting: list[HeadJob] = []
-        places: list[int] = []
+        indices: list[int] = []
         end = 0
         for (job, share), row, states in zip(fed, rows, parts, strict=True):
             end += share
@@ -292,18 +292,18 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
                 job.state.last_state = _last_of(states)
                 if job.draft_length:
                     drafting.append(job)
-                    places.append(end - 1)
+                    indices.append(end - 1)
         if drafting:
-            self._draft(drafting, hidden, normed, places)
+            self._draft(drafting, hidden, normed, indices)
 
     def _draft(
-        self, jobs: list[HeadJob], hidden: torch.Tensor, normed: torch.Tensor, places: list[int]
+        self, jobs: list[HeadJob], hidden: torch.Tensor, normed: torch.Tensor, indices: list[int]
     ) -> None:  # [T, H] each
-        """Draw each job's tokens, one after the other; ``hidden`` at the jobs' ``places`` stands in for the target's
+        """Draw each job's tokens, one after the other; ``hidden`` at the jobs' ``indices`` stands in for the target's
         states.
         """
         begun = list(jobs)
-        hidden, normed = _picked(hidden, places), _picked(normed, places)
+        hidden, normed = _picked(hidden, indices), _picked(normed, indices)
         while jobs:
             logits = self.runner.head.logits(normed).float()
             drawn = self.runner.sampler.propose(logits, [_logit_row(job) for job in jobs])
@@ -322,11 +322,11 @@ class HeadExecutor(PagedExecutor[StateSequence, Extend, HeadJob, Proposal]):
             self.sequences.keep_pairs(job.sequence, job.base - 1)
 
 
-def _picked(rows: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
+def _picked(rows: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
     """Some rows, in order. A view of all or of one takes a tenth of the time that a copy by a list does."""
-    if len(places) == len(rows):
+    if len(indices) == len(rows):
         return rows
-    return rows[places[0] :][:1] if len(places) == 1 else rows[places]
+    return rows[indices[0] :][:1] if len(indices) == 1 else rows[indices]
 
 
 def _leave_last(job: HeadJob, share: int) -> int:

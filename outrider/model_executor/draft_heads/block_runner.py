@@ -101,13 +101,13 @@ def _one_query_each(batch: ForwardBatch) -> ForwardBatch:
 
 def _blocks_on_cpu(batch: ForwardBatch, inputs: DeviceBatch) -> DeviceBatch:
     """Inputs of ``_one_query_each`` with all queries of each block: PyTorch's attention takes them at once."""
-    places = list(itertools.pairwise(batch.query_starts))
+    indices = list(itertools.pairwise(batch.query_starts))
 
     def whole(group: AttentionInputs) -> AttentionInputs:
         assert isinstance(group.plan, AttentionPlan)  # noqa: S101 - of a CPU
         rows = [
             replace(row, query_start=start, query_end=end)
-            for row, (start, end) in zip(group.plan.rows, places, strict=True)
+            for row, (start, end) in zip(group.plan.rows, indices, strict=True)
         ]
         return replace(group, plan=AttentionPlan(tuple(rows)))
 

@@ -62,7 +62,7 @@ class DFlashHead:
             layer.rope, head_dim=layer.head_dim, max_position=layer.max_position, device=device
         )
         self.kv_cache_layout = KVCacheLayout.of([one.attention.kv_cache_spec for one in self._layers])
-        self._groups = [group for group, _ in self.kv_cache_layout.places]
+        self._groups = [group for group, _ in self.kv_cache_layout.indices]
         self._attentions = [one.attention for one in self._layers if isinstance(one.attention, Attention)]
 
     @property

@@ -16,14 +16,14 @@ class HeadStateRows:
     """States [N, F] of pairs, in order: those of ``parts`` one after the other, or some rows of a single part."""
 
     parts: Sequence[torch.Tensor]  # [n, F] each, of one type and device
-    places: torch.Tensor | None = None  # [N] int32 on the device
+    indices: torch.Tensor | None = None  # [N] int32 on the device
     """Row of the one part for each pair; None: all rows in their order."""
 
     def copy_to(self, out: torch.Tensor, first: int) -> None:
         """Queue one copy of the rows from number ``first`` on to ``out`` [n, F], which is of their type."""
         last = first + len(out)
-        if self.places is not None:
-            torch.index_select(self.parts[0], 0, self.places[first:last], out=out)
+        if self.indices is not None:
+            torch.index_select(self.parts[0], 0, self.indices[first:last], out=out)
             return
         wanted = list(self._between(first, last))
         if len(wanted) == 1:

@@ -45,9 +45,9 @@ class MetadataBatch:
         forms = {(one.needs_evidence, one.is_certain) for one in metadata}
         return cls(list(metadata), words.reshape(-1, NUM_COLUMNS), keys_base, len(forms) == 1)
 
-    def selected(self, places: NDArray[np.intp]) -> MetadataBatch:
-        """Batch of those at these places."""
-        return MetadataBatch.of([self.each[place] for place in places.tolist()])
+    def selected(self, indices: NDArray[np.intp]) -> MetadataBatch:
+        """Batch of those at these indices."""
+        return MetadataBatch.of([self.each[place] for place in indices.tolist()])
 
     @property
     def needs_evidence(self) -> bool:

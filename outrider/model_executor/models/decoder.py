@@ -170,7 +170,7 @@ class Decoder:
         self.kv_cache_layout = KVCacheLayout.of([self.layers[layer].attention.kv_cache_spec for layer in cached])
         self.cache_layers = [cached.index(source) for source in sources]
         """Index of the cache layer that each layer reads."""
-        groups = [group for group, _ in self.kv_cache_layout.places]
+        groups = [group for group, _ in self.kv_cache_layout.indices]
         self._groups = [groups[layer] for layer in self.cache_layers]
 
     @property

@@ -108,7 +108,7 @@ class _Module:
         cached = sorted(set(sources))
         self.specs = [probe.specs[layer] for layer in cached]
         """Specifications of the layers of the cache."""
-        self.places = [cached.index(source) for source in sources]
+        self.cache_layers = [cached.index(source) for source in sources]
         """Index of the cache layer that each layer of the model reads."""
 
     @property
@@ -172,8 +172,8 @@ class TransformersDecoder(Decoder):
             self._module = _Module(self._loaded(folder, groups, scales), config.num_layers)
             self._states = LayerStates(self._module.model, config.num_layers)
         self.kv_cache_layout = KVCacheLayout.of(self._module.specs)
-        self._groups = [group for group, _ in self.kv_cache_layout.places]
-        self.cache_layers = self._module.places
+        self._groups = [group for group, _ in self.kv_cache_layout.indices]
+        self.cache_layers = self._module.cache_layers
         self._scales = [CacheScales() for _ in self._groups]
 
     @property

@@ -80,7 +80,7 @@ class Paged:
     kv_cache: KVCacheTensors
     inputs: Sequence[AttentionInputs]
     """Attention inputs of the layers of the cache."""
-    places: Sequence[int]
+    indices: Sequence[int]
     """Index of the cache layer that each layer of the model reads."""
     scales: Sequence[CacheScales]
     """Scales of the layers of an FP8 cache."""
@@ -91,10 +91,10 @@ class Paged:
         """Store the tokens' keys and values unless a layer before has, and attend: [1, T, H, D of values]. Where keys
         and values differ in size, as with latent attention, zeros fill up the smaller ones.
         """
-        place = self.places[layer]
+        place = self.indices[layer]
         kv, inputs, scales = self.kv_cache.layer(place), self.inputs[place], self.scales[place].kv_scales
         queries, keys, values = (_filled(part[0].transpose(0, 1), kv.shape[-1]) for part in (query, key, value))
-        if place not in self.places[:layer]:
+        if place not in self.indices[:layer]:
             store_heads(kv, inputs.slots, keys, values, scales=scales)
         scale = (options.get("scaling") or query.shape[-1] ** -0.5) * scales[0]
         sinks: torch.Tensor | None = options.get("s_aux")

@@ -45,14 +45,14 @@ class BadWords:
 
 def _longest_prefixes(entries: Sequence[Tokens]) -> list[int]:
     """Index, for each sorted entry, of the longest other entry that is its prefix; -1: there is none."""
-    open_places: list[int] = []
-    places: list[int] = []
+    open_indices: list[int] = []
+    indices: list[int] = []
     for place, entry in enumerate(entries):
-        while open_places and not _begins_with(entry, entries[open_places[-1]]):
-            open_places.pop()
-        places.append(open_places[-1] if open_places else -1)
-        open_places.append(place)
-    return places
+        while open_indices and not _begins_with(entry, entries[open_indices[-1]]):
+            open_indices.pop()
+        indices.append(open_indices[-1] if open_indices else -1)
+        open_indices.append(place)
+    return indices
 
 
 def _begins_with(tokens: Tokens, beginning: Tokens) -> bool:

@@ -82,10 +82,10 @@ def sparse_form(group: Group) -> list[Scored]:
     """
     device = group.logits.device
     rows, ids, counts = _supports(group)
-    places = (torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device))
+    indices = (torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device))
     outside = softmax_rows(group.logits)
-    inside = outside[places]  # [M]
-    outside[places] = 0.0
+    inside = outside[indices]  # [M]
+    outside[indices] = 0.0
     mass = row_sums(outside)
     drawn = gumbel_argmax_by_groups(outside.log(), group.rows)
     drawn = torch.where(mass > 0, drawn, -1)

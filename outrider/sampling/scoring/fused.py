@@ -65,13 +65,13 @@ class _LaunchedLogprobs:
     """Logprobs of some sessions, under way."""
 
     numbers: Sequence[int]
-    places: Sequence[int]
+    indices: Sequence[int]
     """Place of each row's token among the words that the kernels find."""
     rows: RowLogprobs
 
     def of(self, findings: Findings) -> dict[int, tuple[CandidateLogprobs, ...]]:
         """Logprobs by session."""
-        found = self.rows.batched(findings.words[list(self.places)])
+        found = self.rows.batched(findings.words[list(self.indices)])
         return dict(zip(self.numbers, found.rows(), strict=True))
 
 
@@ -133,11 +133,11 @@ class Scoring:
             return None  # what they count is copied in a way that waits for the forward
         if sum(len(part.layout.spans) for part in self._parts) < len(self._requests):
             return None
-        places, words = self._drawn_places(), [part.launch.on_device for part in self._parts]
+        indices, words = self._drawn_indices(), [part.launch.on_device for part in self._parts]
         on_device = words[0] if len(words) == 1 else torch.cat(words)
-        if isinstance(places, slice):
-            return on_device[places]
-        return on_device.index_select(0, to_device(places, on_device.device))
+        if isinstance(indices, slice):
+            return on_device[indices]
+        return on_device.index_select(0, to_device(indices, on_device.device))
 
     def drawn_token(self, index: int) -> int:
         """Token of ``drawn`` for session ``index``, on the host; only after ``outcomes``."""
@@ -148,21 +148,21 @@ class Scoring:
         if not self._parts:
             raise ValueError("nothing was drawn on the device")
         words = np.concatenate([part.launch.findings().words for part in self._parts])
-        tokens: list[int] = words[self._drawn_places()].tolist()
+        tokens: list[int] = words[self._drawn_indices()].tolist()
         return tokens
 
-    def _drawn_places(self) -> slice | list[int]:
+    def _drawn_indices(self) -> slice | list[int]:
         """Places of each session's token among the words of all parts, if all have one row."""
         count, columns = len(self._requests), [drawn_column(metadata) for metadata in self._metadata]
         if len(self._parts) == 1 and len(set(columns)) == 1:
             return slice(columns[0] * count, (columns[0] + 1) * count)
-        places, start = [0] * count, 0
+        indices, start = [0] * count, 0
         for part in self._parts:
             num_rows = len(part.layout.rows)
             for i, row, _, _ in part.layout.spans:
-                places[i] = start + columns[i] * num_rows + row
+                indices[i] = start + columns[i] * num_rows + row
             start += part.layout.rows.num_found
-        return places
+        return indices
 
     @functools.cached_property
     def _parts(self) -> list[_LaunchedGroup]:
@@ -189,7 +189,7 @@ class Scoring:
             return None
         device, num_rows = self._logits.device, len(part.layout.rows)
         columns = [drawn_column(self._metadata[i]) * num_rows for i, *_ in spans]
-        places = [
+        indices = [
             column + row
             for column, (_, start, stop, _) in zip(columns, spans, strict=True)
             for row in range(start, stop)
@@ -198,10 +198,10 @@ class Scoring:
         logits = (
             self._logits if len(rows) == len(self._logits) else self._logits.index_select(0, to_device(rows, device))
         )
-        tokens = part.launch.on_device.index_select(0, to_device(places, device))
+        tokens = part.launch.on_device.index_select(0, to_device(indices, device))
         samplings = [self._requests[i].session for i, *_ in spans]
         counts = np.array([stop - start for _, start, stop, _ in spans], dtype=np.int64)
-        return _LaunchedLogprobs([i for i, *_ in spans], places, RowLogprobs(logits, tokens, samplings, counts))
+        return _LaunchedLogprobs([i for i, *_ in spans], indices, RowLogprobs(logits, tokens, samplings, counts))
 
     def _fail_invalid_requests(self) -> None:
         for i in self._fused:
@@ -227,7 +227,7 @@ class Scoring:
         raw = self._rows_of(self._adjusted)
         described = [row for i in self._adjusted for row in self._requests[i].rows()]
         requests = [self._requests[i] for i in self._adjusted]
-        layout = lay_out(requests, _starts_of(requests), range(len(requests)), raw.shape[-1], places=self._adjusted)
+        layout = lay_out(requests, _starts_of(requests), range(len(requests)), raw.shape[-1], indices=self._adjusted)
         finite = to_host(torch.isfinite(raw).all(-1))  # before the mark that the launch sets
         return _LaunchedGroup(layout, launch(adjust_logits(raw, described), layout.rows), finite)
 

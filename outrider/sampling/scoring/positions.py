@@ -35,14 +35,14 @@ def lay_out(
     chosen: Sequence[int],
     vocab_size: int,
     *,
-    places: Sequence[int] | None = None,
+    indices: Sequence[int] | None = None,
 ) -> Layout:
-    """Layout of the chosen requests. ``starts``: row of each request's first logits; ``places``: span numbers."""
+    """Layout of the chosen requests. ``starts``: row of each request's first logits; ``indices``: span numbers."""
     parts: list[bytes] = []
     spans: list[tuple[int, int, int, int]] = []
     supports: list[Words] = []
     num_rows, num_ids, bound = 0, 0, float("inf")
-    for number, i in zip(chosen if places is None else places, chosen, strict=True):
+    for number, i in zip(chosen if indices is None else indices, chosen, strict=True):
         request, index, metadata = requests[i], starts[i], requests[i].session.metadata
         base, num_drafts, bound = request.base, len(request.draft_token_ids), min(bound, metadata.bound)
         limit = min(metadata.limit or vocab_size, vocab_size)

@@ -28,7 +28,7 @@ MOST_LOGPROB_ROWS = 256
 class _LimitGroup:
     """Sessions with the same limit of ids and number of likeliest tokens."""
 
-    places: NDArray[np.intp]
+    indices: NDArray[np.intp]
     rows: NDArray[np.intp]  # [P]
     found: tuple[Tensor, ...]
     """Logprobs [P, 1] and ranks [P, 1] of the tokens, ids [P, N] and logprobs [P, N] of the likeliest, on the host."""
@@ -49,9 +49,9 @@ class RowLogprobs:
         """Wait for them; ``token_ids`` [R] are ``tokens``, on the host."""
         self._mark.wait()
         parts = [_arrays(part, token_ids, self._counts) for part in self._parts]
-        places = np.concatenate([part.places for part in self._parts])
-        others = np.setdiff1d(np.arange(len(self._counts)), places)
-        order = np.concatenate((places, others)).argsort()
+        indices = np.concatenate([part.indices for part in self._parts])
+        others = np.setdiff1d(np.arange(len(self._counts)), indices)
+        order = np.concatenate((indices, others)).argsort()
         return LogprobBatch.joined([*parts, LogprobBatch.nothing(len(others))]).selected(order)
 
 
@@ -76,8 +76,8 @@ def _alike(samplings: Sequence[SessionSampling], counts: NDArray[np.int64]) -> I
 def _launch(
     logits: Tensor, tokens: Tensor, counts: NDArray[np.int64], part: list[int], sampling: SessionSampling
 ) -> _LimitGroup:
-    places = np.array(part, dtype=np.intp)
-    rows = ragged(counts, places)
+    indices = np.array(part, dtype=np.intp)
+    rows = ragged(counts, indices)
     if len(rows) < len(logits):
         chosen = to_device(rows.astype(np.int32), logits.device)
         logits, tokens = logits.index_select(0, chosen), tokens.index_select(0, chosen)
@@ -85,14 +85,14 @@ def _launch(
     values = logprobs.gather(-1, tokens.clamp(min=0).to(torch.int64).unsqueeze(-1))
     top_values, top_ids = likeliest(logprobs, sampling.open.num_logprobs or 0)
     found = values, ranks_of(logprobs, values).to(torch.int32), top_ids.to(torch.int32), top_values
-    return _LimitGroup(places, rows, tuple(map(to_host, found)))
+    return _LimitGroup(indices, rows, tuple(map(to_host, found)))
 
 
 def _arrays(part: _LimitGroup, token_ids: NDArray[np.int32], counts: NDArray[np.int64]) -> LogprobBatch:
     values, ranks, top_ids, top_values = [each.numpy() for each in part.found]
     can_be_drawn = top_values > -np.inf
     return LogprobBatch(
-        counts[part.places].astype(np.uint32),
+        counts[part.indices].astype(np.uint32),
         np.ones(len(part.rows), dtype=np.uint32),
         token_ids[part.rows],
         values.ravel().copy(),

@@ -50,7 +50,7 @@ class ScoredRows:
     rows: SessionRows | None
     """None: one of the sessions may not be rows."""
     masks: Mapping[int, PositionMasks] = field(default_factory=dict)
-    """Masks of sessions with a grammar, by their places, once they are begun; otherwise made when they are needed."""
+    """Masks of sessions with a grammar, by their indices, once they are begun; otherwise made when they are needed."""
 
     @property
     def is_sparse(self) -> bool:
@@ -124,7 +124,7 @@ class NextTokens:
     masses: NDArray[np.float32]  # [B] of ``SparseScores``; without meaning for others
     drawn: Ints  # [B] what ``RowScoring.drawn`` has
     errors: Mapping[int, OutriderError]
-    """Errors of the sessions that fail, by their places."""
+    """Errors of the sessions that fail, by their indices."""
     logprobs: LogprobBatch | None = None
 
     @classmethod
@@ -178,20 +178,20 @@ class RowScoring:
         return None if self._launch is None else self._tokens_of(self._launch)
 
     def _tokens_of(self, launched: Launch) -> Tensor:  # [R]
-        words, places = launched.on_device, self._token_places()
-        return words[places] if isinstance(places, slice) else words.index_select(0, to_device(places, words.device))
+        words, indices = launched.on_device, self._token_indices()
+        return words[indices] if isinstance(indices, slice) else words.index_select(0, to_device(indices, words.device))
 
     def logprobs(self) -> LogprobBatch | None:
         """Logprobs of the sessions that ask for them, after ``tokens`` or ``sparse``; None if none does."""
         if self._logprobs is None or self._launch is None:
             return None
-        return self._logprobs.batched(self._launch.findings().words[self._token_places()])
+        return self._logprobs.batched(self._launch.findings().words[self._token_indices()])
 
     def tokens(self) -> NDArray[np.int32] | None:
         """Wait for the kernels; the tokens of all rows, [R]. None: scores are sparse, or ``outcomes`` tells."""
         if self._scored.is_sparse or (findings := self._findings()) is None:
             return None
-        tokens: NDArray[np.int32] = findings.words[self._token_places()]
+        tokens: NDArray[np.int32] = findings.words[self._token_indices()]
         return tokens.copy()
 
     def sparse(self) -> SparseScores | None:
@@ -207,7 +207,7 @@ class RowScoring:
         """Wait for the kernels; what follows each text of a decode step. Call once."""
         if self._launch is None:
             return NextTokens.of(self.outcomes(), None)
-        drawn = self._launch.findings().words[self._token_places()].astype(np.int64)
+        drawn = self._launch.findings().words[self._token_indices()].astype(np.int64)
         if (findings := self._findings()) is None:
             return NextTokens.of(self.outcomes(), drawn)
         return NextTokens(drawn, findings.of(Found.MASS).copy(), drawn, {}, self.logprobs())
@@ -232,7 +232,7 @@ class RowScoring:
         findings = self._launch.findings()
         return findings if are_sound(findings, rows.bound) else None
 
-    def _token_places(self) -> slice | Words:
+    def _token_indices(self) -> slice | Words:
         """Places of each row's token among the words that the kernels find."""
         rows, count = self._scored.rows, len(self._logits)
         if rows is None:
@@ -240,8 +240,8 @@ class RowScoring:
         if rows.column is not None:
             return slice(rows.column * count, (rows.column + 1) * count)
         found = rows.found.repeat(self._scored.lengths + 1) * count + np.arange(count)
-        places: Words = found.astype(np.int32)
-        return places
+        indices: Words = found.astype(np.int32)
+        return indices
 
     def _score_singly(self, launched: Launch | None) -> Scoring:
         fused = has_kernels(self._logits.device)

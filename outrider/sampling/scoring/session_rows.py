@@ -49,11 +49,11 @@ class SessionRows:
     def __len__(self) -> int:
         return len(self.words)
 
-    def selected(self, places: NDArray[np.intp]) -> SessionRows:
-        """Rows at these places."""
-        found = self.found[places]
+    def selected(self, indices: NDArray[np.intp]) -> SessionRows:
+        """Rows at these indices."""
+        found = self.found[indices]
         column = _common(found.tolist()) if self.column is None else self.column
-        return SessionRows(self.words[places], self.draft_flags[places], found, column, self.bound)
+        return SessionRows(self.words[indices], self.draft_flags[indices], found, column, self.bound)
 
     @staticmethod
     def joined(parts: Sequence[SessionRows]) -> SessionRows:
@@ -79,9 +79,9 @@ class SessionRows:
         """
         counts = lengths + 1
         words, ends = self.words.repeat(counts, axis=0), counts.cumsum()
-        words[:, ScoringColumn.INDEX] = places = np.arange(len(words))
+        words[:, ScoringColumn.INDEX] = indices = np.arange(len(words))
         words[:, ScoringColumn.BASE] = bases.repeat(counts)
-        words[:, ScoringColumn.POSITION] = (bases - ends + counts).repeat(counts) + places
+        words[:, ScoringColumn.POSITION] = (bases - ends + counts).repeat(counts) + indices
         if supports is None:
             return Rows(words, NO_IDS)
         is_draft = np.ones(len(words), dtype=np.bool_)

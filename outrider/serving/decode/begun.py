@@ -37,11 +37,11 @@ class BegunStep:
     answers: AnswerBatch[Any]
     forward: ForwardRecord
 
-    def answers_to(self, batched: ExtendBatch, rows: NDArray[np.intp], places: NDArray[np.intp]) -> AnswerBatch[Any]:
-        """Answers to the commands in ``rows`` of ``batched``, from those at ``places`` here: as many draft tokens as
+    def answers_to(self, batched: ExtendBatch, rows: NDArray[np.intp], indices: NDArray[np.intp]) -> AnswerBatch[Any]:
+        """Answers to the commands in ``rows`` of ``batched``, from those at ``indices`` here: as many draft tokens as
         they ask for, or all that were begun.
         """
-        answers = replace(self.answers.selected(places), generations=batched.generations[rows])
+        answers = replace(self.answers.selected(indices), generations=batched.generations[rows])
         asked = batched.draft_lengths[rows]
         return first_tokens(answers, asked) if (asked < answers.counts).any() else answers
 
@@ -61,7 +61,7 @@ class BegunSteps:
             self._found[key] = begun, place
 
     def claim(self, link_id: int, batched: ExtendBatch) -> list[tuple[BegunStep, list[int], list[int]]]:
-        """Begun steps that are what some commands ask for, each with the rows of these and its own places. No command
+        """Begun steps that are what some commands ask for, each with the rows of these and its own indices. No command
         can claim its session's answer again.
         """
         if not self._found:
@@ -72,9 +72,9 @@ class BegunSteps:
             if begun is None:
                 continue
             if continues_text(item, begun.items[place]) and item.draft_length:
-                _, rows, places = found.setdefault(id(begun), (begun, [], []))
+                _, rows, indices = found.setdefault(id(begun), (begun, [], []))
                 rows.append(row)
-                places.append(place)
+                indices.append(place)
             else:
                 self._stats.num_lookahead_unused += 1
         claims = list(found.values())
@@ -212,7 +212,7 @@ def extends_after(
     numbers = [getattr(verdicts, name).tolist() for name in Verdicts.__slots__]
     scored = list(_scored_drafts(verdicts)) if isinstance(verdicts, StateVerdicts) else [None] * len(verdicts)
     found: list[tuple[int, int, int, int, int, int]] = []
-    chains, token_ids, places = list[bytes](), list[int](), list[int]()
+    chains, token_ids, indices = list[bytes](), list[int](), list[int]()
     for place, (number, generation, base, *verdict, drafts) in enumerate(zip(*numbers, scored, strict=True)):
         session = table.get(link_id, number)
         # A verdict is on the answer to the newest item, or it comes too late.
@@ -228,13 +228,13 @@ def extends_after(
         found.append((number, session.generation, kept, rest, len(new_tokens), wanted.pop(session.key, length)))
         chains.append(chain)
         token_ids += new_tokens
-        places.append(place)
+        indices.append(place)
     if not found:
         return None
     columns: list[Any] = list(zip(*found, strict=True))
     sessions, generations, tails = [np.array(columns[place], dtype=U8) for place in (0, 1, 3)]
     kepts, counts, lengths = [np.array(columns[place], dtype=U4) for place in (2, 4, 5)]
-    own = None if states is None else replace(states.selected(np.array(places)), counts=counts.astype(np.int64))
+    own = None if states is None else replace(states.selected(np.array(indices)), counts=counts.astype(np.int64))
     new_ids = np.array(token_ids, dtype=U4)
     return ExtendBatch(sessions, generations, kepts, b"".join(chains), tails, counts, new_ids, lengths, own)
 

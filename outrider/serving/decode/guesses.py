@@ -101,15 +101,15 @@ class Guesses:
     def finish(self, step: DecodeBatch, answers: AnswerBatch[Any], forward: ForwardRecord) -> None:
         """Hold what a loop has drawn after its guesses."""
         self.running = None
-        places = np.flatnonzero((answers.counts > 1) & [self._sessions.holds(session) for session in step.sessions])
-        if not places.size:
+        indices = np.flatnonzero((answers.counts > 1) & [self._sessions.holds(session) for session in step.sessions])
+        if not indices.size:
             return
-        drawn = answers.selected(places)
+        drawn = answers.selected(indices)
         firsts = drawn.counts.cumsum(dtype=np.int64) - drawn.counts
-        own, kept = step.own.selected(places), step.kept[places]
-        tokens = np.stack([step.batched.token_ids[places], drawn.token_ids[firsts].astype(U4)], axis=1)
-        lengths = step.draft_lengths[places] - 1
-        counts = np.full(len(places), tokens.shape[1], dtype=U4)
+        own, kept = step.own.selected(indices), step.kept[indices]
+        tokens = np.stack([step.batched.token_ids[indices], drawn.token_ids[firsts].astype(U4)], axis=1)
+        lengths = step.draft_lengths[indices] - 1
+        counts = np.full(len(indices), tokens.shape[1], dtype=U4)
         hashes = list(map(self._sessions.prefix_hash, own.sessions, kept.tolist()))
         batched = extend_batch(own.sessions, kept, counts, tokens.flatten(), lengths, hashes=hashes)
         begun = replace(step, batched=batched, own=own, kept=kept, bases=kept + 2, draft_lengths=lengths)

@@ -70,7 +70,7 @@ class LookaheadStep:
     own: RunningSessions
     bases: Ints  # [B] committed tokens, those of the items included
     tokens: Ints  # [B] of the items; without meaning while ``is_queued``
-    places: Sequence[int] = ()
+    indices: Sequence[int] = ()
     """Indices of the sessions in the step that it is queued behind."""
     is_queued: bool = False
     """True while its tokens are known to the device alone."""
@@ -85,7 +85,7 @@ class LookaheadStep:
     """Outcome once it is computed."""
     forward: ForwardRecord | None = None
     """Record once it is computed."""
-    _places: dict[SessionKey, int] | None = field(default=None, init=False)
+    _indices: dict[SessionKey, int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         count = len(self.own.sessions)
@@ -129,9 +129,9 @@ class LookaheadStep:
 
     def place_of(self, key: SessionKey) -> int | None:
         """The row of a session that is here."""
-        if self._places is None:
-            self._places = {session.key: place for place, session in enumerate(self.own.sessions)}
-        place = self._places.get(key)
+        if self._indices is None:
+            self._indices = {session.key: place for place, session in enumerate(self.own.sessions)}
+        place = self._indices.get(key)
         return place if place is not None and self.is_here[place] else None
 
     def without_gone(self) -> LookaheadStep:
@@ -181,22 +181,22 @@ class LookaheadStep:
             int(self.own.numbers[place]), int(self.generations[place]), int(self.bases[place]), form, logprobs
         )
 
-    def batched(self, places: Rows, now_ns: int) -> AnswerBatch[Scores]:
+    def batched(self, indices: Rows, now_ns: int) -> AnswerBatch[Scores]:
         """The answers to rows of one link and form, whose time ends now."""
         outcome = self.outcome
         if outcome is None:
             raise ValueError("a step that is not computed has no answers")
-        is_sparse = bool(self.own.are_sparse[places[0]])
+        is_sparse = bool(self.own.are_sparse[indices[0]])
         return AnswerBatch(
-            self.own.numbers[places],
-            self.generations[places],
-            self.bases[places],
-            np.ones(len(places), dtype=np.uint32),
-            outcome.token_ids[places].astype(np.int32),
-            self.timings_ns(places, now_ns).ravel().tolist(),
+            self.own.numbers[indices],
+            self.generations[indices],
+            self.bases[indices],
+            np.ones(len(indices), dtype=np.uint32),
+            outcome.token_ids[indices].astype(np.int32),
+            self.timings_ns(indices, now_ns).ravel().tolist(),
             token_scores,
-            outcome.masses[places] if is_sparse else None,
-            logprobs=None if outcome.logprobs is None else outcome.logprobs.selected(places),
+            outcome.masses[indices] if is_sparse else None,
+            logprobs=None if outcome.logprobs is None else outcome.logprobs.selected(indices),
         )
 
     def waits_ns(self, started_ns: int) -> list[int]:
@@ -205,17 +205,17 @@ class LookaheadStep:
         waits: list[int] = np.maximum(started_ns - arrived, 0).tolist()
         return waits
 
-    def timings_ns(self, places: Rows, now_ns: int) -> Ints:  # [N, 6]
+    def timings_ns(self, indices: Rows, now_ns: int) -> Ints:  # [N, 6]
         """The fields of ``ItemTiming`` of rows, as ``Request`` has them: an item's time begins when it comes."""
-        done, arrived = self.forward, self.arrived_ns[places]
+        done, arrived = self.forward, self.arrived_ns[indices]
         if done is None:
             raise ValueError("a step that is not computed has no times")
         started = np.maximum(done.started_ns, arrived)
         computed = np.maximum(done.computed_ns, started)
-        ended = np.full(len(places), done.ended_ns)
+        ended = np.full(len(indices), done.ended_ns)
         stages = np.stack((started - arrived, computed - started, ended - computed, now_ns - ended), axis=1)
-        is_late = self.is_late[places]
+        is_late = self.is_late[indices]
         stages[is_late] = 0
         stages[is_late, 3] = now_ns - arrived[is_late]
-        others = np.stack((now_ns - arrived, np.full(len(places), done.mask_ns)), axis=1)
+        others = np.stack((now_ns - arrived, np.full(len(indices), done.mask_ns)), axis=1)
         return np.concatenate((stages, others), axis=1)

@@ -37,26 +37,28 @@ class LookaheadAnswers:
     """Rows of a step that are computed and asked for."""
 
     step: LookaheadStep
-    places: Rows
+    indices: Rows
 
     @property
     def keys(self) -> list[SessionKey]:
         """Sessions of the answers."""
         sessions = self.step.sessions
-        return [sessions[place].key for place in self.places.tolist()]
+        return [sessions[place].key for place in self.indices.tolist()]
 
     def by_link(self) -> list[tuple[int, LookaheadAnswers]]:
         """Answers of each link."""
-        return [(link_id, LookaheadAnswers(self.step, places)) for link_id, places in self._by(self.step.own.link_ids)]
+        return [
+            (link_id, LookaheadAnswers(self.step, indices)) for link_id, indices in self._by(self.step.own.link_ids)
+        ]
 
     def by_form(self) -> list[LookaheadAnswers]:
         """Tokens, and sparse scores."""
-        return [LookaheadAnswers(self.step, places) for _, places in self._by(self.step.own.are_sparse)]
+        return [LookaheadAnswers(self.step, indices) for _, indices in self._by(self.step.own.are_sparse)]
 
     def _by(self, kinds: NDArray[Any]) -> list[tuple[int, Rows]]:
-        own = kinds[self.places]
+        own = kinds[self.indices]
         found = np.unique(own).tolist()
-        return [(kind, self.places if len(found) == 1 else self.places[own == kind]) for kind in found]
+        return [(kind, self.indices if len(found) == 1 else self.indices[own == kind]) for kind in found]
 
 
 class LookaheadSteps:
@@ -210,17 +212,17 @@ class LookaheadSteps:
         if not any((step.is_here & step.is_open).any() for step in self._computed):
             return
         num_unasked = self._num_unasked(self._computed)
-        found = [(step, places) for step in self._computed if len(places := self._to_follow(step, num_unasked))]
-        num_rows = sum(len(places) for _, places in found) + (0 if self._due is None else len(self._due))
+        found = [(step, indices) for step in self._computed if len(indices := self._to_follow(step, num_unasked))]
+        num_rows = sum(len(indices) for _, indices in found) + (0 if self._due is None else len(self._due))
         if len(self._members) < FEWEST_SESSIONS or num_rows > self._executor.num_pages_free:
-            for step, places in found:
-                for place in places.tolist():
+            for step, indices in found:
+                for place in indices.tolist():
                     self._go_on_alone(step, place)
             return
         parts = []
-        for step, places in found:
-            step.is_open[places] = False
-            parts.append(self._after(step, places))
+        for step, indices in found:
+            step.is_open[indices] = False
+            parts.append(self._after(step, indices))
         for step in self._computed:
             step.is_open &= ~step.is_asked  # what was answered without credit is followed by what it asks for next
         self._add_due(parts)
@@ -229,14 +231,14 @@ class LookaheadSteps:
     @staticmethod
     def _to_follow(step: LookaheadStep, num_unasked: Counter[SessionKey]) -> Rows:
         """Rows of a step that is computed whose next ones may be computed."""
-        places = np.flatnonzero(step.is_here & step.is_open)
+        indices = np.flatnonzero(step.is_here & step.is_open)
         sessions = step.sessions
         has_credit = [
             bool(sessions[place].lookahead_credit)
             and (not num_unasked or num_unasked[sessions[place].key] < MAX_STEPS_AHEAD)
-            for place in places.tolist()
+            for place in indices.tolist()
         ]
-        return places[np.array(has_credit, dtype=np.bool_)]
+        return indices[np.array(has_credit, dtype=np.bool_)]
 
     @staticmethod
     def _num_unasked(steps: Sequence[LookaheadStep]) -> Counter[SessionKey]:
@@ -246,11 +248,11 @@ class LookaheadSteps:
             return Counter()
         return Counter(step.sessions[place].key for step in held for place in np.flatnonzero(step.unasked).tolist())
 
-    def _after(self, step: LookaheadStep, places: Rows) -> LookaheadStep:
+    def _after(self, step: LookaheadStep, indices: Rows) -> LookaheadStep:
         if step.outcome is None:
             raise ValueError("a step that is not computed tells nothing of the next one")
-        own = step.own if len(places) == len(step) else step.own.selected(places)
-        return LookaheadStep(own, step.bases[places] + 1, step.outcome.token_ids[places])
+        own = step.own if len(indices) == len(step) else step.own.selected(indices)
+        return LookaheadStep(own, step.bases[indices] + 1, step.outcome.token_ids[indices])
 
     def _add_due(self, parts: Sequence[LookaheadStep]) -> None:
         """Steps that are to be started together; their credit is spent."""
@@ -290,12 +292,12 @@ class LookaheadSteps:
             return None
         if num_unasked and any(num_unasked[session.key] >= MAX_STEPS_AHEAD for session in own):
             return None
-        places = np.flatnonzero(step.is_here & (step.bases + 1 < step.own.max_lengths))
-        if not len(places):
+        indices = np.flatnonzero(step.is_here & (step.bases + 1 < step.own.max_lengths))
+        if not len(indices):
             return None
-        selected = step.own if len(places) == len(step) else step.own.selected(places)
-        unknown = np.zeros(len(places), dtype=np.int64)
-        return LookaheadStep(selected, step.bases[places] + 1, unknown, places.tolist(), is_queued=True)
+        selected = step.own if len(indices) == len(step) else step.own.selected(indices)
+        unknown = np.zeros(len(indices), dtype=np.int64)
+        return LookaheadStep(selected, step.bases[indices] + 1, unknown, indices.tolist(), is_queued=True)
 
     # Steps under way.
 
@@ -336,20 +338,20 @@ class LookaheadSteps:
         if step is None or outcome is None:
             raise ValueError("a step is resolved by one that is computed")
         self._queued, self._running = None, queued
-        places = np.asarray(step.places, dtype=np.intp)
-        step.is_queued, step.tokens = False, outcome.token_ids[places]
-        is_right = step.own.do_not_end(step.tokens, before.bases[places]) & (step.tokens == outcome.drawn[places])
+        indices = np.asarray(step.indices, dtype=np.intp)
+        step.is_queued, step.tokens = False, outcome.token_ids[indices]
+        is_right = step.own.do_not_end(step.tokens, before.bases[indices]) & (step.tokens == outcome.drawn[indices])
         is_gone = [not self._table.holds(session) for session in step.sessions]
         is_right &= ~np.array(is_gone, dtype=np.bool_)
         if not is_right.all():
-            self._drop_wrong(step, is_right, is_gone, outcome.errors, places)
+            self._drop_wrong(step, is_right, is_gone, outcome.errors, indices)
         kept = np.flatnonzero(is_right).tolist()
         sessions = [step.sessions[place] for place in kept]
         self._executor.amend_plain(sessions, step.tokens[is_right].tolist())
         for session in sessions:
             session.lookahead_credit = max(0, session.lookahead_credit - 1)
-        before.is_open[places[is_right]] = False
-        is_leaving = is_right & ~before.is_here[places]
+        before.is_open[indices[is_right]] = False
+        is_leaving = is_right & ~before.is_here[indices]
         step.is_here = is_right.copy()
         queued.run([], self._clock())
         for place in np.flatnonzero(is_leaving).tolist():
@@ -357,23 +359,23 @@ class LookaheadSteps:
         self._drop_done()
 
     def _drop_wrong(
-        self, step: LookaheadStep, is_right: Bools, is_gone: Sequence[bool], errors: Container[int], places: Rows
+        self, step: LookaheadStep, is_right: Bools, is_gone: Sequence[bool], errors: Container[int], indices: Rows
     ) -> None:
         for place in np.flatnonzero(~is_right).tolist():
             self._stats.num_lookahead_unused += 1
-            if not is_gone[place] and int(places[place]) not in errors:
+            if not is_gone[place] and int(indices[place]) not in errors:
                 session = step.sessions[place]
                 self._table.truncate([session], [int(step.bases[place]) - 1])
 
-    def _answered(self, step: LookaheadStep, places: Rows) -> list[LookaheadAnswers]:
+    def _answered(self, step: LookaheadStep, indices: Rows) -> list[LookaheadAnswers]:
         """Commit what was asked for and is computed."""
-        if not len(places):
+        if not len(indices):
             self._drop_done()
             return []
-        for place, base in zip(places.tolist(), step.bases[places].tolist(), strict=True):
+        for place, base in zip(indices.tolist(), step.bases[indices].tolist(), strict=True):
             self._table.commit(step.sessions[place], base)
         self._drop_done()
-        return [LookaheadAnswers(step, places)]
+        return [LookaheadAnswers(step, indices)]
 
     def _drop_done(self) -> None:
         self._computed = [step for step in self._computed if step.is_needed]
@@ -386,11 +388,11 @@ class LookaheadSteps:
         answers: list[LookaheadAnswers] = []
         if not self._members or batched.support_counts is not None or batched.hidden_states_from is not None:
             return answers, is_taken
-        for step, places, rows in self._asked_of(link_id, batched):
-            fits = self._fit(step, places, rows, batched)
+        for step, indices, rows in self._asked_of(link_id, batched):
+            fits = self._fit(step, indices, rows, batched)
             if fits.any():
                 is_taken[rows[fits]] = True
-                answers += self._ask(step, places[fits], rows[fits], batched, arrived_ns)
+                answers += self._ask(step, indices[fits], rows[fits], batched, arrived_ns)
         return answers, is_taken
 
     def _asked_of(self, link_id: int, batched: ScoreBatch) -> Iterable[tuple[LookaheadStep, Rows, Rows]]:
@@ -419,21 +421,21 @@ class LookaheadSteps:
             for _, row in pairs:
                 del left[row]
             if pairs:
-                places, rows = np.array(pairs, dtype=np.intp).T
-                found.append((step, places, rows))
+                indices, rows = np.array(pairs, dtype=np.intp).T
+                found.append((step, indices, rows))
         return found
 
-    def _fit(self, step: LookaheadStep, places: Rows, rows: Rows, batched: ScoreBatch) -> Bools:
+    def _fit(self, step: LookaheadStep, indices: Rows, rows: Rows, batched: ScoreBatch) -> Bools:
         """True if rows of arrays ask for just what was prepared."""
-        kept = step.bases[places] - 1
+        kept = step.bases[indices] - 1
         counts, starts = batched.counts, batched.counts.cumsum() - batched.counts
         at = np.minimum(starts[rows], max(0, batched.token_ids.size - 1))
         fits: Bools = (counts[rows] == 1) & (batched.draft_lengths[rows] == 0) & (batched.num_kept_tokens[rows] == kept)
         has_chain = batched.num_kept_tokens >= BLOCK_TOKENS
         if not batched.token_ids.size or len(batched.chains) != CHAIN_BYTES * int(has_chain.sum()):
-            return np.zeros(len(places), dtype=np.bool_)
-        fits &= batched.token_ids[at] == step.tokens[places]
-        sessions = [step.sessions[place] for place in places.tolist()]
+            return np.zeros(len(indices), dtype=np.bool_)
+        fits &= batched.token_ids[at] == step.tokens[indices]
+        sessions = [step.sessions[place] for place in indices.tolist()]
         newest = np.array([session.generation for session in sessions], dtype=np.uint64)
         fits &= batched.generations[rows] >= newest
         prefix_hash = self._table.prefix_hash
@@ -445,23 +447,23 @@ class LookaheadSteps:
         return fits
 
     def _ask(
-        self, step: LookaheadStep, places: Rows, rows: Rows, batched: ScoreBatch, arrived_ns: int
+        self, step: LookaheadStep, indices: Rows, rows: Rows, batched: ScoreBatch, arrived_ns: int
     ) -> list[LookaheadAnswers]:
-        """Rows of arrays have asked for what lies at these places of a step."""
+        """Rows of arrays have asked for what lies at these indices of a step."""
         generations = batched.generations[rows]
         if batched.trace_parents:
-            step.trace_parents[places] = [batched.trace_parents[row] for row in rows.tolist()]
-        step.is_asked[places], step.generations[places] = True, generations
-        step.arrived_ns[places] = arrived_ns
-        for place, generation in zip(places.tolist(), generations.tolist(), strict=True):
+            step.trace_parents[indices] = [batched.trace_parents[row] for row in rows.tolist()]
+        step.is_asked[indices], step.generations[indices] = True, generations
+        step.arrived_ns[indices] = arrived_ns
+        for place, generation in zip(indices.tolist(), generations.tolist(), strict=True):
             session = step.sessions[place]
             session.generation, session.used_ns = generation, arrived_ns
-        self._stats.num_lookahead_used += len(places)
+        self._stats.num_lookahead_used += len(indices)
         self._may_grow = True
         if step.outcome is None:
             return []
-        step.is_late[places] = True
-        return self._answered(step, places)
+        step.is_late[indices] = True
+        return self._answered(step, indices)
 
     # Sessions that leave.
 

@@ -40,11 +40,11 @@ class RunningSessions:
         endings = frozenset[int]().union(*[session.open.eos_token_ids for session in sessions])
         return cls(list(sessions), rows, np.array(found, dtype=_PROPERTIES), endings)
 
-    def selected(self, places: NDArray[np.intp]) -> RunningSessions:
+    def selected(self, indices: NDArray[np.intp]) -> RunningSessions:
         """Sessions at these indices."""
-        chosen = [self.sessions[place] for place in places.tolist()]
-        rows = None if self.rows is None else self.rows.selected(places)
-        return RunningSessions(chosen, rows, self.properties[places], self.endings)
+        chosen = [self.sessions[place] for place in indices.tolist()]
+        rows = None if self.rows is None else self.rows.selected(indices)
+        return RunningSessions(chosen, rows, self.properties[indices], self.endings)
 
     @staticmethod
     def joined(parts: Sequence[RunningSessions]) -> RunningSessions:
@@ -95,7 +95,7 @@ class RunningSessions:
         return {session.key: place for place, session in enumerate(self.sessions)}
 
     @functools.cached_property
-    def places(self) -> dict[int, int]:
+    def indices(self) -> dict[int, int]:
         """The place of each number."""
         return {number: place for place, number in enumerate(self.numbers.tolist())}
 

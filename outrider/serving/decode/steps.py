@@ -168,11 +168,11 @@ class DecodeBatches:
         if not claims:
             return None
         is_taken: Bools = np.zeros(len(batched), dtype=np.bool_)
-        for begun, rows, places in claims:
+        for begun, rows, indices in claims:
             is_taken[rows] = True
-            own, generations = begun.step.own.selected(np.array(places)), batched.generations[rows].tolist()
-            bases, counts = begun.step.bases[places].tolist(), begun.answers.counts[places].tolist()
-            lengths = batched.draft_lengths[rows].tolist(), begun.step.draft_lengths[places].tolist()
+            own, generations = begun.step.own.selected(np.array(indices)), batched.generations[rows].tolist()
+            bases, counts = begun.step.bases[indices].tolist(), begun.answers.counts[indices].tolist()
+            lengths = batched.draft_lengths[rows].tolist(), begun.step.draft_lengths[indices].tolist()
             heads = zip(own.sessions, generations, bases, counts, *lengths, strict=True)
             for session, generation, base, count, asked, length in heads:
                 session.generation, session.used_ns = generation, arrived_ns
@@ -184,7 +184,7 @@ class DecodeBatches:
                 if (found := self._waiting.get(session.key)) is not None:  # none after single items
                     found[0].claim(found[1], generation, base)
             self._scheduler.note_claimed(own.keys, arrived_ns)
-            self._outputs.put_claimed(begun, batched, rows, places, arrived_ns)
+            self._outputs.put_claimed(begun, batched, rows, indices, arrived_ns)
         return is_taken
 
     def start_chains(self, link_id: int, start: ChainStart) -> None:

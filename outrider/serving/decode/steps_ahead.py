@@ -225,9 +225,9 @@ class StepsAhead:
         messages: Messages = []
         for group in held.values():
             own = {each.held[3]: each for each in group if each.held is not None}
-            places = sorted(own)
+            indices = sorted(own)
             step, answers, forward, _ = next(each.held for each in group if each.held is not None)
-            messages += self._answer(step, answers, forward, {place: own[place] for place in places})
+            messages += self._answer(step, answers, forward, {place: own[place] for place in indices})
         return messages
 
     def _asks_for(self, item: Score, step: NextStep) -> bool:

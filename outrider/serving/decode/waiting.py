@@ -58,10 +58,10 @@ class WaitingSessions:
         """The step that arrays ask for; None unless all their sessions wait here, the items are newer than what was
         answered, and they keep text that these have. Not ``is_asked``: they are known to do so.
         """
-        places = self._places_of(batched)
-        if places is None or (is_asked and not self._keep_their_text(batched, places)):
+        indices = self._places_of(batched)
+        if indices is None or (is_asked and not self._keep_their_text(batched, indices)):
             return None
-        own = self._own if places is _ALL else self._own.selected(np.array(places, dtype=np.intp))
+        own = self._own if indices is _ALL else self._own.selected(np.array(indices, dtype=np.intp))
         kept, lengths = batched.num_kept_tokens.astype(np.int64), batched.draft_lengths.astype(np.int64)
         bases = kept + batched.counts
         return DecodeBatch(link_id, batched, own, kept, bases, lengths, arrived_ns, is_asked=is_asked)
@@ -72,29 +72,29 @@ class WaitingSessions:
         if step.own is self._own:
             self._is_here = [False] * len(self._is_here)
         else:
-            places = self._own.keys
+            indices = self._own.keys
             for key in step.keys:
-                self._is_here[places[key]] = False
+                self._is_here[indices[key]] = False
 
     def _places_of(self, batched: CommandBatch) -> Places | None:
         """Place of each session; None unless all are here, once."""
         if self._are_all_here and batched.sessions.tobytes() == self._own.number_bytes:  # as nearly always
             return _ALL
-        known = self._own.places
-        places = [known.get(number, -1) for number in batched.sessions.tolist()]
-        is_here = min(places) >= 0 and all(map(self._is_here.__getitem__, places))
-        return places if is_here and len(set(places)) == len(places) else None
+        known = self._own.indices
+        indices = [known.get(number, -1) for number in batched.sessions.tolist()]
+        is_here = min(indices) >= 0 and all(map(self._is_here.__getitem__, indices))
+        return indices if is_here and len(set(indices)) == len(indices) else None
 
-    def _keep_their_text(self, batched: CommandBatch, places: Places) -> bool:
+    def _keep_their_text(self, batched: CommandBatch, indices: Places) -> bool:
         """True if every item is new, keeps what was committed, no more than is held, and names the text that it is. A
         session that was answered since then, as plain steps are, has committed more.
 
         Row by row: of up to some 60 rows arrays take more time, and several times as much where caches are cold.
         """
         generations, bases, tails, sessions = self._generations, self._bases, self._hash_tails, self._own.sessions
-        if places is not _ALL:
-            generations, bases = [generations[place] for place in places], [bases[place] for place in places]
-            tails, sessions = [tails[place] for place in places], [sessions[place] for place in places]
+        if indices is not _ALL:
+            generations, bases = [generations[place] for place in indices], [bases[place] for place in indices]
+            tails, sessions = [tails[place] for place in indices], [sessions[place] for place in indices]
         asked = batched.generations.tolist(), batched.num_kept_tokens.tolist(), batched.hash_tails.tolist()
         is_known = True
         rows = zip(*asked, sessions, generations, bases, tails, strict=True)
@@ -104,14 +104,14 @@ class WaitingSessions:
             is_known = is_known and kept - base < len(own) and own[kept - base] == rest
         if is_known:
             return batched.chains == (
-                self._all_chains if places is _ALL else b"".join([self._chains[place] for place in places])
+                self._all_chains if indices is _ALL else b"".join([self._chains[place] for place in indices])
             )
-        return self._are_their_texts(batched, range(len(bases)) if places is _ALL else places)
+        return self._are_their_texts(batched, range(len(bases)) if indices is _ALL else indices)
 
-    def _are_their_texts(self, batched: CommandBatch, places: Sequence[int]) -> bool:
+    def _are_their_texts(self, batched: CommandBatch, indices: Sequence[int]) -> bool:
         """True if all keep the texts whose hashes they bring, hashed again: some end past a block."""
         start = 0
-        heads = zip(places, batched.num_kept_tokens.tolist(), batched.hash_tails.tolist(), strict=True)
+        heads = zip(indices, batched.num_kept_tokens.tolist(), batched.hash_tails.tolist(), strict=True)
         for place, length, rest in heads:
             session, stop = self._own.sessions[place], start + chain_size(length)
             if length > session.sequence.length:

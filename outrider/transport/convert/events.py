@@ -241,8 +241,8 @@ def _read_events(
         if answers.details is None and not num_others:
             batched.append(answers)
         else:
-            places = range(len(answers.sessions))
-            found += zip(answers.events(places), answers.timings(places), strict=True)
+            indices = range(len(answers.sessions))
+            found += zip(answers.events(indices), answers.timings(indices), strict=True)
     report = report_from_proto(message.report) if message.HasField("report") else None
     if not found:
         return ports.EventBatch((), report, (), tuple(batched))

@@ -64,9 +64,9 @@ def _cut(event: Any, max_bytes: int) -> list[Any]:  # noqa: ANN401 - generated t
         return [event]
     read = proposals_from_proto if isinstance(event, pb.DraftEvent) else scores_from_proto
     batched, parts = read(event.answers), []
-    for places in np.array_split(np.arange(num_rows), 2):
+    for indices in np.array_split(np.arange(num_rows), 2):
         part = type(event)()
-        write_step_answers(part.answers, batched.selected(places))
+        write_step_answers(part.answers, batched.selected(indices))
         parts += _cut(part, max_bytes)
     return parts
 

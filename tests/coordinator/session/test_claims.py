@@ -30,8 +30,8 @@ class Claiming(Twins):
             yield from super().found_for(batched)
             return
         rows = self.table.indices(batched.sessions.tolist())
-        for places, found in answered(self.table, rows, batched, SCORES):
-            yield found, batched.selected(places)
+        for indices, found in answered(self.table, rows, batched, SCORES):
+            yield found, batched.selected(indices)
 
 
 def pushed(chance: random.Random, command: Score) -> Scores:

@@ -229,8 +229,8 @@ def test_scores_before_their_proposals_are_asked_for_again_with_these(kind: dict
         loop.on_target_event(Scores(loop.commands.session, generation, loop.tokens.length, TokenScores((1,))))
         assert loop.status is SessionStatus.DRAFTING and loop.spec_stats.num_stale_target_replies == 1
     _, batched = asked.answers()
-    ((places, batch),) = answered(asked.table, asked.table.indices(batched.sessions.tolist()), batched, PROPOSALS)
-    assert len(places) == len(asked.loops)
+    ((indices, batch),) = answered(asked.table, asked.table.indices(batched.sessions.tolist()), batched, PROPOSALS)
+    assert len(indices) == len(asked.loops)
     taken: Any = batch.take(batched, asked.policy, plane=asked.plane, is_direct=awaits(ahead, batched))
     assert not taken.is_direct
     assert [command.generation for command in taken.commands.items()] == [each + 1 for each in announced]
@@ -241,8 +241,8 @@ def test_some_of_the_proposals_are_direct_without_the_others(kind: dict[str, Any
     asked = crowd(**kind)
     _, ahead = asked.ahead()
     _, batched = asked.answers()
-    for places in ([2, 0], [1]):
-        some = batched.selected(np.array(places))
+    for indices in ([2, 0], [1]):
+        some = batched.selected(np.array(indices))
         waiting = ahead.rows_for(some.channel_key, some.counts)
         assert waiting is not None
         supports = None if some.supports is None else (some.supports.counts, some.supports.token_ids)
@@ -282,12 +282,12 @@ def test_answers_to_another_text_or_command_are_left_to_their_session(field: str
     asked = crowd(3)
     _, batched = asked.answers()
     rows = asked.index.tolist()
-    (places, _), *_ = answered(asked.table, rows, batched, PROPOSALS)
-    assert places.tolist() == [0, 1, 2]
+    (indices, _), *_ = answered(asked.table, rows, batched, PROPOSALS)
+    assert indices.tolist() == [0, 1, 2]
     spoilt = getattr(batched, field).copy()
     spoilt[1] += 1
-    (places, _), *_ = answered(asked.table, rows, replace(batched, **{field: spoilt}), PROPOSALS)
-    assert places.tolist() == [0, 2]
+    (indices, _), *_ = answered(asked.table, rows, replace(batched, **{field: spoilt}), PROPOSALS)
+    assert indices.tolist() == [0, 2]
 
 
 def test_a_proposal_of_more_tokens_than_were_asked_for_is_left_to_its_session() -> None:
@@ -342,13 +342,13 @@ def test_scores_of_the_proposals_that_came_here_are_taken(kind: dict[str, Any]) 
     asked.take_directly()
     _, batched = asked.scores()
     taken = asked.batch().take(batched, asked.policy, channel=CHANNEL)
-    assert list(taken.places) == list(range(len(asked.loops)))
+    assert list(taken.indices) == list(range(len(asked.loops)))
     assert taken.commands.channel == CHANNEL
     if len(asked.loops) > 1:
         some = batched.selected(np.array([0, 2]))
-        ((places, found),) = answered(asked.table, asked.table.indices(some.sessions.tolist()), some, SCORES)
+        ((indices, found),) = answered(asked.table, asked.table.indices(some.sessions.tolist()), some, SCORES)
         some_taken: Any = found.take(some, asked.policy)
-        assert places.tolist() == [0, 1] and len(some_taken.places) == 2
+        assert indices.tolist() == [0, 1] and len(some_taken.indices) == 2
 
 
 @pytest.mark.parametrize("place", [0, -1])

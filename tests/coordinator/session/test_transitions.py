@@ -251,9 +251,9 @@ class Twins:
 
     def end_steps(self, found: Any, own: AnswerBatch[Any], results: Any, token_ids: list[list[int]]) -> list[StepEnded]:
         batch: Any = SimpleNamespace(prepared=found)
-        taken = TakenAnswers(batch, results, own, results.places, 0.0, 0.0, token_ids)
-        sessions = [found.sessions[place] for place in results.places]
-        rows = zip(sessions, taken.steps(), own.states_at(results.places), strict=True)
+        taken = TakenAnswers(batch, results, own, results.indices, 0.0, 0.0, token_ids)
+        sessions = [found.sessions[place] for place in results.indices]
+        rows = zip(sessions, taken.steps(), own.states_at(results.indices), strict=True)
         is_drafting = isinstance(results.commands, ExtendBatch)
         return [end_step(session, step, states, is_drafting=is_drafting) for session, step, states in rows]
 
@@ -265,8 +265,8 @@ class Twins:
             yield whole, batched
             return
         is_proposal = batched.make is Proposal
-        for places, found in answered(self.table, rows, batched, PROPOSALS if is_proposal else SCORES):
-            yield found, batched.selected(places)
+        for indices, found in answered(self.table, rows, batched, PROPOSALS if is_proposal else SCORES):
+            yield found, batched.selected(indices)
 
 
 @pytest.mark.parametrize("is_controlled", [False, True])
@@ -341,7 +341,7 @@ def test_a_token_past_the_vocabulary_is_left_to_the_transitions_of_one() -> None
         for command, token_id in zip(asked, (VOCAB, VOCAB - 1), strict=True)
     ]
     found = answered(twins.table, twins.table.indices([0, 1]), as_batch(events, Proposal), PROPOSALS)
-    assert [places.tolist() for places, _ in found] == [[1]]
+    assert [indices.tolist() for indices, _ in found] == [[1]]
 
 
 def test_sessions_whose_grammar_forces_or_refuses_a_token_take_the_transitions_of_one() -> None:
@@ -404,7 +404,7 @@ def changed_rows(monkeypatch: pytest.MonkeyPatch, column: int) -> None:
 
             def commit_wrongly() -> list[list[int]]:
                 token_ids = commit()
-                self.table.values[self.index[list(taken.places)], column] += 1
+                self.table.values[self.index[list(taken.indices)], column] += 1
                 return token_ids
 
             taken.commit = commit_wrongly
@@ -548,7 +548,7 @@ async def test_outputs_and_counts_are_those_of_sessions_by_themselves(
 
     def counted(self: StepEnds, *arguments: Any) -> None:
         nonlocal num_together
-        num_together += len(arguments[-1].places)
+        num_together += len(arguments[-1].indices)
         end_steps(self, *arguments)
 
     monkeypatch.setattr(StepEnds, "end_steps", counted)

@@ -75,8 +75,8 @@ class Runner:
         return self._run(batch, token_ids), torch.empty(0, 0)
 
     def _run(self, batch: ForwardBatch, token_ids: Sequence[int]) -> torch.Tensor:
-        places = range(PAGE_SIZE)
-        read = {copy: [self._slots[copy[0] * PAGE_SIZE + place] for place in places] for copy in batch.page_copies}
+        indices = range(PAGE_SIZE)
+        read = {copy: [self._slots[copy[0] * PAGE_SIZE + place] for place in indices] for copy in batch.page_copies}
         for (_, destination), content in read.items():
             self._slots[destination * PAGE_SIZE : (destination + 1) * PAGE_SIZE] = content
         self.sequences.confirm_copies()
