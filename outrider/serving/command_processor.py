@@ -21,7 +21,7 @@ from outrider.serving.stats import ServiceStats
 from outrider.types import part_of
 
 
-class Touch(Protocol):
+class Invalidate(Protocol):
     """Called before anything happens to a session."""
 
     def __call__(self, key: SessionKey, *, is_prepare: bool = False) -> None:
@@ -41,10 +41,10 @@ class CommandProcessor:
         stats: ServiceStats,
         *,
         references: References | None = None,
-        touch: Touch,
+        invalidate: Invalidate,
     ) -> None:
-        """``references`` are as for ``EngineCore``. ``touch`` is called before anything happens to a session here."""
-        self._references, self._touch = references, touch
+        """``references`` are as for ``EngineCore``. ``invalidate`` is called before a session changes here."""
+        self._references, self._invalidate = references, invalidate
         self._sessions, self._executor, self._scheduler = sessions, executor, scheduler
         self._outputs, self._stats = outputs, stats
 
@@ -66,7 +66,7 @@ class CommandProcessor:
 
     def open(self, link_id: int, command: Open, arrived_ns: int) -> None:
         """Open a session, or open it anew; it may be refused."""
-        self._touch((link_id, command.session))
+        self._invalidate((link_id, command.session))
         event = self._sessions.open(link_id, command)
         if (session := self._sessions.get(link_id, command.session)) is not None:
             session.used_ns = arrived_ns
@@ -81,14 +81,14 @@ class CommandProcessor:
 
     def release(self, link_id: int, command: Release) -> None:
         """End a session, because its coordinator says so."""
-        self._touch((link_id, command.session))
+        self._invalidate((link_id, command.session))
         if self._sessions.release(link_id, command):
             self._end((link_id, command.session), "released")
 
     def reject(self, link_id: int, command: Rejected) -> None:
         """End a session, because a command for it broke a bound."""
         key = link_id, command.session
-        self._touch(key)
+        self._invalidate(key)
         if self._sessions.is_overtaken(*key, command.generation):
             return
         known = self._sessions.get(*key)
@@ -98,7 +98,7 @@ class CommandProcessor:
 
     def item(self, link_id: int, item: Item, arrived_ns: int) -> None:
         """Queue what a session asks for, instead of what it asked for before if that is not answered."""
-        self._touch((link_id, item.session))
+        self._invalidate((link_id, item.session))
         session = self._sessions.find(link_id, item.session, item.generation)
         if session is None:
             return
@@ -126,7 +126,7 @@ class CommandProcessor:
         """Let steps of a session be computed before they are asked for; ignored unless its newest item is the one that
         the command follows.
         """
-        self._touch((link_id, command.session), is_prepare=True)
+        self._invalidate((link_id, command.session), is_prepare=True)
         session = self._sessions.get(link_id, command.session)
         if session is not None and command.generation == session.generation:
             session.used_ns = arrived_ns
@@ -143,21 +143,21 @@ class CommandProcessor:
 
     def expire(self, key: SessionKey) -> None:
         """End a session, because nothing has come for it for long."""
-        self._touch(key)
+        self._invalidate(key)
         self._sessions.expire(*key)
         self._end(key, "idle")
 
     def fail(self, request: AnyRequest, error: OutriderError) -> SessionFailed:
         """End a session, because what it asked for could not be computed; the answer to its request."""
         key = request.session.key
-        self._touch(key)
+        self._invalidate(key)
         failure = self._sessions.fail(*key, request.item.generation, error)
         self._scheduler.end_session(key)
         return failure
 
     def preempt(self, session: Session[Any]) -> None:
         """End a session, because its pages are needed for older ones."""
-        self._touch(session.key)
+        self._invalidate(session.key)
         self._end(session.key, "preempted")
         self._outputs.put(session.link_id, self._sessions.preempt(session), session.open)
 

@@ -86,7 +86,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             clock=clock,
         )
         self._inputs = CommandProcessor(
-            sessions, executor, self.scheduler, self._outputs, stats, references=references, touch=self._touch
+            sessions, executor, self.scheduler, self._outputs, stats, references=references, invalidate=self._invalidate
         )
         self.decode = DecodeBatches(
             sessions,
@@ -211,11 +211,11 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._answered = answered
         return self._outputs.messages(answered, in_arrays)
 
-    def tidy(self) -> None:
+    def post_step(self) -> None:
         """Do what no answer waits for; called when the messages of a step have left."""
         answered, self._answered = self._answered, []
         self.decode.postprocess()
-        self.decode.put_down(answered)
+        self.decode.register(answered)
         self._outputs.hand_over_records()
         if not self.executor.is_asynchronous:  # else it has learned while the device computed
             self.scheduler.learn()
@@ -379,7 +379,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         """Do what was left for later, before anything else happens; wait for a step that nothing has asked for."""
         if self.decode.runs_begun:
             self._outputs.put_messages(self._process_outputs(self._finish(), may_go_on=False))
-            self.tidy()
+            self.post_step()
         self.decode.postprocess()
 
     # Sessions.
@@ -418,10 +418,10 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def recorder(self, recorder: Recorder | None) -> None:
         self._outputs.recorder = recorder
 
-    def _touch(self, key: SessionKey, *, is_prepare: bool = False) -> None:
-        self.decode.touch(key)
+    def _invalidate(self, key: SessionKey, *, is_prepare: bool = False) -> None:
+        self.decode.invalidate(key)
         if not is_prepare:
-            self.scheduler.plain.cut(key)
+            self.scheduler.plain.evict(key)
 
     def _preempt(self, session: Session[SequenceT]) -> None:
         self._inputs.preempt(session)

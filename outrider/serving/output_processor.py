@@ -363,7 +363,7 @@ def _timings(finished: Sequence[AnyRequest], now_ns: int) -> tuple[ItemTiming, .
     known: dict[tuple[int, ...], ItemTiming] = {}
     found = []
     for request in finished:
-        key = request.arrived_ns, request.touched_ns, request.queue_ns or 0, request.wait_ns, request.forward_ns
+        key = request.arrived_ns, request.waiting_since_ns, request.queue_ns or 0, request.wait_ns, request.forward_ns
         timing = known.get(key)
         if timing is None or timing.sample_ns != request.sample_ns:
             timing = known[key] = request.timing(now_ns)

@@ -74,7 +74,7 @@ class Request(Generic[ItemT, JobT, EventT]):
     """The newer item of its session, which arrived while this one was running, and the time of arrival."""
     answer: EventT | CommonEvent | None = None
     """None until it is finished or prepared."""
-    touched_ns: int = field(init=False)
+    waiting_since_ns: int = field(init=False)
     """Time of its arrival, or of the end of the last forward that served it."""
     queue_ns: int | None = None
     """None until a forward has served it."""
@@ -91,7 +91,7 @@ class Request(Generic[ItemT, JobT, EventT]):
     _record: ItemRecord | None = None
 
     def __post_init__(self) -> None:
-        self.touched_ns = self.arrived_ns
+        self.waiting_since_ns = self.arrived_ns
 
     @property
     def has_output(self) -> bool:
@@ -116,7 +116,7 @@ class Request(Generic[ItemT, JobT, EventT]):
     def ask(self, item: ItemT, arrived_ns: int) -> None:
         """The item that this was prepared for has come: its time begins now, whatever was done before."""
         self.item, self.is_asked = item, True
-        self.arrived_ns = self.touched_ns = arrived_ns
+        self.arrived_ns = self.waiting_since_ns = arrived_ns
         self.queue_ns, self.forward_ns, self.sample_ns, self.wait_ns, self.mask_ns = None, 0, 0, 0, 0
 
     def finish(self, answer: EventT | CommonEvent) -> None:
@@ -131,10 +131,10 @@ class Request(Generic[ItemT, JobT, EventT]):
         The item of a prepared step may have come while the forward ran: only what was left of it then is its time.
         """
         if self.status is not RequestStatus.ABORTED and (record := self.record) is not None:
-            record.note_forward(done, self.touched_ns)
-        started = max(done.started_ns, self.touched_ns)
+            record.note_forward(done, self.waiting_since_ns)
+        started = max(done.started_ns, self.waiting_since_ns)
         computed = max(done.computed_ns, started)
-        idle = started - self.touched_ns
+        idle = started - self.waiting_since_ns
         if self.queue_ns is None:
             self.queue_ns = idle
         else:
@@ -142,7 +142,7 @@ class Request(Generic[ItemT, JobT, EventT]):
         self.forward_ns += computed - started
         self.sample_ns += done.ended_ns - computed
         self.mask_ns += done.mask_ns
-        self.touched_ns = self.forward_ended_ns = done.ended_ns
+        self.waiting_since_ns = self.forward_ended_ns = done.ended_ns
         self.batch_size, self.num_tokens = done.batch_size, done.num_tokens
 
     def timing(self, now_ns: int) -> ItemTiming:
@@ -152,7 +152,7 @@ class Request(Generic[ItemT, JobT, EventT]):
             self.queue_ns or 0,
             self.forward_ns,
             self.sample_ns,
-            self.wait_ns + now_ns - self.touched_ns,
+            self.wait_ns + now_ns - self.waiting_since_ns,
             now_ns - self.arrived_ns,
             self.mask_ns,
         )

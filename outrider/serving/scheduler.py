@@ -261,7 +261,7 @@ class Scheduler:
             scheduled = self._choose(now, len(step)) if 2 * len(step) <= self._budget.max_batched_tokens else None
             if scheduled is not None and self._pages.surely_fit(scheduled, len(step)):
                 return Batch(scheduled, now, plain=step)
-            self.plain.take_due_apart()
+            self.plain.split_due()
         scheduled = self._pages.make_room(self._choose(now))
         return Batch(scheduled, now) if scheduled else None
 

@@ -88,7 +88,7 @@ class EchoCore:
     def refuse_sessions(self, reason: str) -> None:
         raise NotImplementedError
 
-    def tidy(self) -> None:
+    def post_step(self) -> None:
         pass
 
     def step(self) -> list[tuple[int, EventBatch[str]]]:
@@ -409,7 +409,7 @@ class TidyingCore(EchoCore):
         self.sent: list[str] = []
         self.num_sent_when_tidied: list[int] = []
 
-    def tidy(self) -> None:
+    def post_step(self) -> None:
         self.num_sent_when_tidied.append(len(self.sent))
 
 
@@ -494,7 +494,7 @@ async def test_a_step_that_does_not_end_is_a_hang(core: EchoCore) -> None:
 
 async def test_messages_that_are_not_taken_are_a_hang(core: EchoCore) -> None:
     class StuckCore(EchoCore):
-        def tidy(self) -> None:
+        def post_step(self) -> None:
             self.gate.wait(DEADLINE_S)
 
     stuck = StuckCore()

@@ -84,7 +84,7 @@ def test_each_stage_lies_between_two_readings_of_the_clock() -> None:
         assert core.step() == []
         clock.now += BETWEEN
     (_, opened), (_, batch) = core.step()
-    core.tidy()
+    core.post_step()
     assert opened.timings == ()
     stages = QUEUED, NUM_FORWARDS * FORWARD, NUM_FORWARDS * SAMPLE, (NUM_FORWARDS - 1) * BETWEEN
     assert batch.timings == (ItemTiming(*stages, sum(stages), NUM_FORWARDS * (FORWARD - 1)),)

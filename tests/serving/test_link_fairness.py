@@ -147,7 +147,7 @@ class PagedDraft:
         while self.core.has_work:
             for link, batch in self.core.step():
                 found += [event for event, _ in batch.timed() if link == link_id and not isinstance(event, Opened)]
-            self.core.tidy()
+            self.core.post_step()
         return found
 
 

@@ -106,7 +106,7 @@ def rounds_of(callers: Sequence[Caller], *, take_turns: bool) -> list[tuple[int,
                 for link_id, batch in core.step():
                     others = callers[link_id].take(batch)
                     found[link_id] = found[link_id] if others is None else others
-                core.tidy()
+                core.post_step()
     return found
 
 

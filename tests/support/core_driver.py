@@ -85,7 +85,7 @@ class Driver:
         """One step; this link's events."""
         self.num_steps += 1
         messages = self.core.step()
-        self.core.tidy()
+        self.core.post_step()
         return self._mine(messages)
 
     def run(self, *commands: Open | Release | Score | Extend | Prepare) -> list[Any]:

@@ -263,7 +263,7 @@ class WiredLink(Generic[CommandT, EventT]):
             with self._timed("encode"):
                 content = self._wire.encode(batch).SerializeToString()
             self._answers.put_nowait(content)
-        self._core.tidy()
+        self._core.post_step()
 
     async def events(self) -> AsyncIterator[EventBatch[EventT]]:
         """The answers; what the coordinator does before it takes the next is timed as its decision."""

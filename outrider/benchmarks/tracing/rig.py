@@ -173,7 +173,7 @@ def _serve(core: DraftCore | TargetCore, commands: list[Any]) -> list[EventBatch
     core.handle(_LINK, commands)
     commands.clear()
     answers = core.step()
-    core.tidy()
+    core.post_step()
     return [batch for _, batch in answers]
 
 

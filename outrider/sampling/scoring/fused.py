@@ -152,7 +152,7 @@ class Scoring:
         return tokens
 
     def _drawn_indices(self) -> slice | list[int]:
-        """Places of each session's token among the words of all parts, if all have one row."""
+        """Indices of each session's token among the words of all parts, if all have one row."""
         count, columns = len(self._requests), [drawn_column(metadata) for metadata in self._metadata]
         if len(self._parts) == 1 and len(set(columns)) == 1:
             return slice(columns[0] * count, (columns[0] + 1) * count)

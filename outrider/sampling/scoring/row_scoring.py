@@ -233,7 +233,7 @@ class RowScoring:
         return findings if are_sound(findings, rows.bound) else None
 
     def _token_indices(self) -> slice | Words:
-        """Places of each row's token among the words that the kernels find."""
+        """Indices of each row's token among the words that the kernels find."""
         rows, count = self._scored.rows, len(self._logits)
         if rows is None:
             raise ValueError("kernels have no rows of these sessions")

@@ -270,11 +270,11 @@ class LookaheadSteps:
             self._due = self._due.without_gone() if self._due.is_here.any() else None
         return self._due
 
-    def take_due_apart(self) -> None:
+    def split_due(self) -> None:
         """Have requests for what is due."""
         if self._due is not None:
             for session in list(self._due.sessions):
-                self.cut(session.key)
+                self.evict(session.key)
             self._due = None
 
     def step_behind(self, batch: Batch) -> LookaheadStep | None:
@@ -317,7 +317,7 @@ class LookaheadSteps:
             return output
         for place in outcome.errors:
             if step.is_here[place]:
-                self.cut(step.sessions[place].key)
+                self.evict(step.sessions[place].key)
         step.outcome = outcome
         results: list[Any] = [outcome.errors.get(place) or step.answer(place) for place in batch.removed_rows]
         return replace(output, results=[*output.results, *results])
@@ -467,7 +467,7 @@ class LookaheadSteps:
 
     # Sessions that leave.
 
-    def cut(self, key: SessionKey) -> None:
+    def evict(self, key: SessionKey) -> None:
         """Return of a session to requests: something else than what was prepared has come, or it ends."""
         if key not in self._members:
             return
@@ -492,7 +492,7 @@ class LookaheadSteps:
     def drop_link(self, link_id: int) -> None:
         """The sessions of a link end."""
         for key in [key for key in self._members if key[0] == link_id]:
-            self.cut(key)
+            self.evict(key)
 
     def _leave_running(self, batch: Batch, step: LookaheadStep, place: int) -> None:
         self._members.discard(step.sessions[place].key)
@@ -506,7 +506,7 @@ class LookaheadSteps:
     def _go_on_alone(self, step: LookaheadStep, place: int) -> None:
         """The next step of a session is prepared as a single item."""
         session, is_asked = step.sessions[place], bool(step.is_asked[place])
-        self.cut(session.key)
+        self.evict(session.key)
         request = self._queue.last_prepared(session.key)
         if request is None or is_asked:
             request = self._request(step, place)
@@ -526,7 +526,7 @@ class LookaheadSteps:
 
 def _forward_of(request: AnyRequest) -> tuple[int, int, int]:
     """End, sessions and tokens of the last forward that has served the request."""
-    return request.touched_ns, request.batch_size, request.num_tokens
+    return request.waiting_since_ns, request.batch_size, request.num_tokens
 
 
 def _ints(values: Sequence[int]) -> Ints:

@@ -190,10 +190,10 @@ class DecodeBatches:
     def start_chains(self, link_id: int, start: ChainStart) -> None:
         """Go on from proposals that were sent directly."""
         for key in self.drafts.start(link_id, start):
-            self._put_up(key)
+            self._unregister(key)
         self._guesses.start(link_id, start.verdicts, start.channel, self._wanted)
 
-    def _put_up(self, key: SessionKey) -> None:
+    def _unregister(self, key: SessionKey) -> None:
         """A session waits here no more: its next item is compared with what it holds by then."""
         self._begun.drop(key)
         if (found := self._waiting.pop(key, None)) is not None:
@@ -213,7 +213,7 @@ class DecodeBatches:
         for item in batched.items():
             session = self._sessions.get(link_id, item.session)
             if session is not None and self._may_begin(session, item):
-                self.touch(session.key)
+                self.invalidate(session.key)
                 if self._sessions.rewind(session, item.num_kept_tokens, item.prefix_hash) is None:
                     self._scheduler.lookahead.begin(session, item)
 
@@ -302,7 +302,7 @@ class DecodeBatches:
         self.pending = step
         return True
 
-    def touch(self, key: SessionKey) -> None:
+    def invalidate(self, key: SessionKey) -> None:
         """Invalidate a session's step: something else than arrays comes for it, or it ends."""
         self._begun.drop(key)
         self.ahead.drop(key)
@@ -492,7 +492,7 @@ class DecodeBatches:
 
     def postprocess(self, *, goes_on: bool = False) -> None:
         """Do what no answer of a step waits for, and put its sessions down for the next one. ``goes_on``: a step is
-        begun now, before the device computes; sessions that go on in it are not put down.
+        begun now, before the device computes; sessions that go on in it are not registered.
         """
         answered, self._answered = self._answered, None
         if answered is not None:
@@ -504,12 +504,12 @@ class DecodeBatches:
             self._scheduler.note_decode_answers(answered.step, answered.batch, answered.forward)
             if goes_on and self.ahead.are_due(answered.step.keys):
                 for key in answered.step.keys:
-                    self._put_up(key)
+                    self._unregister(key)
             elif not answered.is_pushed:
-                self._put_down(answered.step.own, answered.bases)
+                self._register(answered.step.own, answered.bases)
 
-    def put_down(self, answered: Iterable[AnyRequest]) -> None:
-        """Put down the sessions of requests that were answered one by one, unless all of these are decode steps, which
+    def register(self, answered: Iterable[AnyRequest]) -> None:
+        """Register the sessions of requests that were answered one by one, unless all of these are decode steps, which
         ``LookaheadSteps`` computes ahead.
         """
         own: dict[int, list[tuple[Session[Any], int]]] = {}
@@ -530,8 +530,8 @@ class DecodeBatches:
         for link_id in drafting:
             sessions = [session for session, _ in own[link_id]]
             rows = self._executor.session_rows(sessions)
-            self._put_down(RunningSessions.of(sessions, rows), [base for _, base in own[link_id]])
+            self._register(RunningSessions.of(sessions, rows), [base for _, base in own[link_id]])
 
-    def _put_down(self, own: RunningSessions, bases: Sequence[int]) -> None:
+    def _register(self, own: RunningSessions, bases: Sequence[int]) -> None:
         waiting = WaitingSessions(self._sessions, own, bases)
         self._waiting.update({key: (waiting, row) for key, row in own.keys.items()})

@@ -1,9 +1,9 @@
 """Waiting sessions: those that were answered, against which arrays of their next items are checked.
 
-They are put down when their answers have left, while the device of somebody else computes. Owns what the next item may
+They are registered when their answers have left, while the device computes for others. Owns what the next item may
 keep of a session's text; what it may ask for is the executor's.
 
-Shape letters: ``B`` sessions put down together.
+Shape letters: ``B`` sessions registered together.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from outrider.serving.decode.sessions import RunningSessions
 from outrider.serving.decode.step import DecodeBatch
 from outrider.serving.session_registry import SessionRegistry
 
-Places = Sequence[int]
+Indices = Sequence[int]
 """Indices of sessions."""
-_ALL: Places = ()
+_ALL: Indices = ()
 """All of them, in their order."""
 
 
@@ -58,7 +58,7 @@ class WaitingSessions:
         """The step that arrays ask for; None unless all their sessions wait here, the items are newer than what was
         answered, and they keep text that these have. Not ``is_asked``: they are known to do so.
         """
-        indices = self._places_of(batched)
+        indices = self._indices_of(batched)
         if indices is None or (is_asked and not self._keep_their_text(batched, indices)):
             return None
         own = self._own if indices is _ALL else self._own.selected(np.array(indices, dtype=np.intp))
@@ -76,7 +76,7 @@ class WaitingSessions:
             for key in step.keys:
                 self._is_here[indices[key]] = False
 
-    def _places_of(self, batched: CommandBatch) -> Places | None:
+    def _indices_of(self, batched: CommandBatch) -> Indices | None:
         """Place of each session; None unless all are here, once."""
         if self._are_all_here and batched.sessions.tobytes() == self._own.number_bytes:  # as nearly always
             return _ALL
@@ -85,7 +85,7 @@ class WaitingSessions:
         is_here = min(indices) >= 0 and all(map(self._is_here.__getitem__, indices))
         return indices if is_here and len(set(indices)) == len(indices) else None
 
-    def _keep_their_text(self, batched: CommandBatch, indices: Places) -> bool:
+    def _keep_their_text(self, batched: CommandBatch, indices: Indices) -> bool:
         """True if every item is new, keeps what was committed, no more than is held, and names the text that it is. A
         session that was answered since then, as plain steps are, has committed more.
 

@@ -129,7 +129,7 @@ class Core(Protocol[CommandT_contra, EventT]):
         """
         ...
 
-    def tidy(self) -> None:
+    def post_step(self) -> None:
         """Do what no answer waits for; called when the messages of a step have left."""
         ...
 
@@ -324,7 +324,7 @@ class EngineThread(Generic[CommandT, EventT]):
             messages = self._core.step()
             if messages:
                 self._send(messages)
-            self._core.tidy()
+            self._core.post_step()
 
     def _send(self, messages: Sequence[tuple[int, EventBatch[EventT]]]) -> None:
         """Deliver answers, and let the event loop send them unless there is something else to do. Links whose readers

@@ -1,4 +1,4 @@
-"""Columns that keep less than plain steps have committed since their sessions were put down: they write no page that
+"""Columns that keep less than plain steps have committed since their sessions were registered: they write no page that
 can be found.
 """
 
@@ -92,7 +92,7 @@ class _Caller:
                 for event in events:
                     if isinstance(event, Scores) and isinstance(event.form, TokenScores):
                         self._found[event.session] = event.form
-            self.core.tidy()
+            self.core.post_step()
 
 
 @pytest.mark.parametrize(("num_others", "num_drafts"), [(1, 5), (9, 1)])
@@ -105,7 +105,7 @@ def test_a_step_back_behind_committed_pages_leaves_them_alone(
         caller = _Caller(takes_batch=takes_batch)
         caller.plain(0)
         caller.plain(0)
-        caller.plain(NUM_PLAIN)  # they join the plain chain, and are put down
+        caller.plain(NUM_PLAIN)  # they join the plain chain, and are registered
         for _ in range(NUM_PLAIN):
             caller.plain()
         scores = caller.score_from(PROMPT_LENGTH + 2, num_others, tuple(range(3, 3 + num_drafts)))

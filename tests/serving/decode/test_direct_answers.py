@@ -90,7 +90,7 @@ class Caller:
         self.switch.now_ns += 1_000_000
         for _, batch in self.core.step():
             self.batches.append(batch)
-        self.core.tidy()
+        self.core.post_step()
 
     def run(self) -> None:
         """Run until all is answered."""

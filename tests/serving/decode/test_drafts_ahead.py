@@ -109,7 +109,7 @@ class Chains:
     def _take_pushes(self) -> None:
         while self.driver.core.has_work:
             messages = self.driver.core.step()
-            self.driver.core.tidy()
+            self.driver.core.post_step()
             for _, batch in messages:
                 assert not batch.events
                 for batched in batch.batched:
@@ -261,7 +261,7 @@ def test_what_is_asked_for_does_not_wait_for_chains() -> None:
         told = [(each.number, each.generation + 1, len(each.tokens) + step, 0, 0, 3) for each in others]
         chains.driver.core.begin(0, verdicts_of(told))
         events += [event for _, batch in chains.driver.core.step() for event in batch.events]
-        chains.driver.core.tidy()
+        chains.driver.core.post_step()
     assert [event.session for event in events] == [text.number]
 
 

@@ -236,7 +236,7 @@ class Rig:
     def step(self) -> None:
         self.now_ns += self.chance.choice((10_000, LATE_NS))
         messages = self.core.step()
-        self.core.tidy()
+        self.core.post_step()
         for link_id, batch in messages:
             events = [*batch.events]
             for batched in batch.batched:

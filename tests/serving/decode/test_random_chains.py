@@ -206,7 +206,7 @@ class Rig:
 
     def step(self) -> None:
         messages = self.core.step()
-        self.core.tidy()
+        self.core.post_step()
         for link_id, batch in messages:
             events = [*batch.events]
             for batched in batch.batched:

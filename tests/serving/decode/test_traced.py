@@ -130,7 +130,7 @@ def test_work_ahead_is_recorded_for_the_sessions_that_are_traced(monkeypatch: py
         rows = [sessions.judge_all(text) for text in sessions.texts]
     assert not records.ahead
     sessions.begin(*rows)
-    core.tidy()
+    core.post_step()
     (found,) = records.ahead
     assert (found.trace_parent, found.session) == (parent(1), 1)
     assert found.base_length == len(sessions.texts[1].tokens)
@@ -161,5 +161,5 @@ def test_work_ahead_is_recorded_no_longer_than_the_items(monkeypatch: pytest.Mon
         sessions.ask(sessions.texts)
         rows = [sessions.judge_all(text) for text in sessions.texts]
     sessions.begin(*rows)
-    core.tidy()
+    core.post_step()
     assert records.items and not records.ahead

@@ -293,7 +293,7 @@ class Twins:
             messages = core.step()
             said.append([(link_id, *self._as_read(batch)) for link_id, batch in messages])
             self.outcomes["answers in columns"] += sum(len(batch.batched) for _, batch in messages)
-            core.tidy()
+            core.post_step()
         assert same(said[0], said[1]), said
         self._compare_books()
         for _, events, *_ in said[0]:

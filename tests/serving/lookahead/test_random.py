@@ -50,7 +50,7 @@ def _step(core: Core, links: dict[int, Coordinator]) -> None:
                 assert min(stages) >= 0
                 assert sum(stages) == timing.total_ns
             links[link_id].take(event)
-    core.tidy()
+    core.post_step()
     for link in links.values():
         link.check_waits()
 

@@ -123,7 +123,7 @@ class _Rig:
                     assert sum(stages) == timing.total_ns
                 self.outcomes[type(event).__name__] += 1
                 self.links[link_id].take(event)
-        self.core.tidy()
+        self.core.post_step()
         for link in self.links.values():
             link.check_waits()
 

@@ -89,7 +89,7 @@ def test_a_session_fails_alone(fewest: int, monkeypatch: pytest.MonkeyPatch) -> 
     for _ in range(8):
         for _, batch in core.step():
             events += [event for event in batch.events if isinstance(event, Scores | SessionFailed)]
-        core.tidy()
+        core.post_step()
     assert [event.session for event in events if isinstance(event, SessionFailed)] == [0]
     assert sorted(event.session for event in events if isinstance(event, Scores)) == list(range(NUM_SESSIONS))
     assert core.num_sessions == NUM_SESSIONS - 1
