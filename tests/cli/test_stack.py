@@ -12,8 +12,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc.aio
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from outrider.cli.stack import probe
 from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.plan import ServiceSpec, StackPlan
 from outrider.cli.stack.probe import is_serving
@@ -86,14 +89,15 @@ async def test_models_serve_before_the_coordinator_starts_and_stop_after_it(tmp_
 async def test_a_service_that_ends_at_start_is_reported_in_its_own_words() -> None:
     recorder = Recorder()
     with pytest.raises(UnavailableError, match=r"draft service did not start: no weights in /nowhere \(exit code 1\)"):
-        async with Stack(plan(draft=("--fail", "no weights in /nowhere")), probe=is_serving, listener=recorder):
+        failing = plan(draft=("--fail", "no weights in /nowhere"))
+        async with Stack(failing, probe=functools.partial(is_serving, waits=True), listener=recorder):
             pytest.fail("it cannot have started")
     assert ("starting", "coordinator") not in recorder.events
 
 
 async def test_a_killed_draft_and_a_killed_target_are_started_again() -> None:
     recorder = Recorder()
-    async with Stack(plan(), probe=is_serving, listener=recorder) as stack:
+    async with Stack(plan(), probe=functools.partial(is_serving, waits=True), listener=recorder) as stack:
         for name in ("draft", "target"):
             before = stack.pids
             os.kill(before[name], signal.SIGKILL)
@@ -112,6 +116,39 @@ async def test_a_service_that_does_not_stop_is_killed() -> None:
     ) as stack:
         pids = stack.pids
     assert not any(is_alive(pid) for pid in pids.values())
+
+
+async def test_a_probe_that_waits_asks_once_and_is_answered_when_the_service_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: asyncio.Queue[str] = asyncio.Queue()
+
+    class Health(health.aio.HealthServicer):  # type: ignore[misc]
+        async def Watch(self, request: object, context: object) -> None:
+            asked.put_nowait("watch")
+            await super().Watch(request, context)
+
+    service, server = Health(), grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(service, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await service.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    await server.start()
+    try:
+        assert not await is_serving(address)
+        assert asked.empty()
+        with monkeypatch.context() as patch:
+            patch.setattr(probe, "_TIMEOUT_S", 0.5)
+            assert not await is_serving(address, waits=True)
+        monkeypatch.setattr(probe, "_TIMEOUT_S", DEADLINE_S)
+        waiting = asyncio.create_task(is_serving(address, waits=True))
+        for _ in range(2):
+            async with asyncio.timeout(DEADLINE_S):
+                await asked.get()
+        await service.set("", health_pb2.HealthCheckResponse.SERVING)
+        assert await waiting
+        assert asked.empty()
+    finally:
+        await server.stop(None)
 
 
 PARENT = """

@@ -86,7 +86,7 @@ class Process:
     async def serving(self) -> None:
         """Return when it serves; ``AssertionError`` with the end of its log when it takes too long."""
         deadline = time.monotonic() + START_DEADLINE_S
-        while self.pid is None or not await is_serving(self.address):
+        while self.pid is None or not await is_serving(self.address, waits=True):
             assert time.monotonic() < deadline, f"{self.name} does not serve:\n{self.last_lines()}"
             await asyncio.sleep(_POLL_S)
 

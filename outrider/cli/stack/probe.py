@@ -13,17 +13,19 @@ _TIMEOUT_S = 2.0
 """Longest wait for a health answer; a service that is busy for longer counts as not ready."""
 
 
-async def is_serving(address: str) -> bool:
+async def is_serving(address: str, *, waits: bool = False) -> bool:
     """True if a server answers that it is SERVING, or 200 for a URL.
 
-    For tcp://PLACE, only a connection is tested.
+    For tcp://PLACE, only a connection is tested. ``waits``: a server over gRPC that answers otherwise gets
+    ``_TIMEOUT_S`` more to become SERVING. A connection for each question would take time of both processes while one
+    of them loads.
     """
     if address.startswith("http://"):
         return await _answers_200(address)
     if address.startswith("tcp://"):
         return await _is_listening(address.removeprefix("tcp://"))
     # A refused connection is told by a bare socket at once, and leaves no gRPC backoff behind for the next question.
-    return await _is_listening(address) and await _says_serving(address)
+    return await _is_listening(address) and await _says_serving(address, waits=waits)
 
 
 async def _answers_200(url: str) -> bool:
@@ -59,15 +61,20 @@ async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWr
     return await asyncio.open_connection(host, int(port))
 
 
-async def _says_serving(address: str) -> bool:
+async def _says_serving(address: str, *, waits: bool) -> bool:
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # not part of the base install
 
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    serving, request = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckRequest()
     async with grpc.aio.insecure_channel(address, options=options) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
         try:
-            answer = await health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S
-            )
+            if (await health.Check(request, timeout=_TIMEOUT_S)).status == serving:
+                return True
+            if waits:
+                async for answer in health.Watch(request, timeout=_TIMEOUT_S):
+                    if answer.status == serving:
+                        return True
         except grpc.aio.AioRpcError:
-            return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+            pass
+    return False

@@ -10,6 +10,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 import typer
@@ -154,7 +155,7 @@ async def _inside_stack(plan: StackPlan, verbose: int, work: Callable[[], Corout
     if plan.note:
         progress.print(plan.note, style="dim", markup=False)
     with contextlib.closing(listener):
-        async with Stack(plan, probe=is_serving, listener=listener) as stack:
+        async with Stack(plan, probe=partial(is_serving, waits=True), listener=listener) as stack:
             listener.close()
             return await stack.watch(work())
 
