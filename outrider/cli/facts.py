@@ -36,11 +36,11 @@ def model_text(name: str, placement: ModelPlacement) -> str:
 
 
 def repetition_text(target: ModelPlacement) -> str:
-    """Repeatability of equal greedy and coupled requests, as a phrase."""
+    """Exactness of the output, as a phrase."""
     if not target.batch_invariant:
-        return "near ties may differ with the batch"
+        return "that of the target alone; near ties may depend on the batch"
     untried = " (sums of more than two ranks were compared on CPUs only)" if target.tensor_parallel_size > _PAIR else ""
-    return f"greedy and coupled the same in any batch{untried}"
+    return f"that of the target alone; greedy and coupled the same in any batch{untried}"
 
 
 def draft_length_text(num_speculative_tokens: int, mode: str, *, disable_by_batch_size: int = 0) -> str:

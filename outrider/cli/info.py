@@ -45,7 +45,7 @@ def info_lines(facts: ModelInfo) -> list[tuple[str, str]]:
     return [
         *lines,
         ("acceptance", facts.acceptance_method.value),
-        ("tokens", repetition_text(facts.target_placement)),
+        ("output", repetition_text(facts.target_placement)),
         ("context", f"{facts.max_model_len:,} tokens, prompt and output together"),
         ("vocabulary", f"{facts.num_token_ids:,} tokens, ends of sequence {_ids(facts.eos_token_ids)}"),
         ("requests", f"{facts.num_running} running, {facts.num_waiting} waiting"),

@@ -123,5 +123,5 @@ def _print_ready(plan: StackPlan, described: Described, settings: CoordinatorSet
     if any(role.startswith("draft") for role in described):
         lines.append(f"  drafts: {_draft_lengths(settings)}")
     targets = (ModelPlacement.of(one) for role, one in described.items() if role.startswith("target"))
-    lines += [f"  tokens: {repetition_text(placement)}" for placement in islice(targets, 1)]
+    lines += [f"  output: {repetition_text(placement)}" for placement in islice(targets, 1)]
     output.print("\n".join(lines), markup=False)

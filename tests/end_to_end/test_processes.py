@@ -67,7 +67,7 @@ def test_it_says_where_it_serves_and_on_what_and_serves(served: Command, client:
     assert served.out[1].endswith(f" on cpu, float32, KV cache {target.kv_cache_tokens:,} tokens\n")
     assert served.out[1].startswith("  target: ") and served.out[2].startswith("  draft: ")
     assert served.out[3] == "  drafts: 3 tokens in each step\n"
-    assert served.out[4] == "  tokens: near ties may differ with the batch\n"
+    assert served.out[4] == "  output: that of the target alone; near ties may depend on the batch\n"
 
 
 def test_generate_and_info_on_the_command_line(served: Command) -> None:
@@ -86,7 +86,7 @@ def test_generate_and_info_on_the_command_line(served: Command) -> None:
     assert len(re.findall(r"ms \(prefill [\d.]+, decode [\d.]+\)", made.stderr)) == 4
     shown = outrider("info", *options).stdout
     assert re.search(r"^drafts +3 tokens in each step", shown, re.MULTILINE)
-    assert re.search(r"^tokens +near ties may differ with the batch", shown, re.MULTILINE)
+    assert re.search(r"^output +that of the target alone; near ties may depend", shown, re.MULTILINE)
     assert re.search(r"^ +cpu, float32, KV cache [\d,]+ tokens, [\d,]+ free$", shown, re.MULTILINE)
     facts = json.loads(outrider("info", "--json", *options).stdout)
     assert (facts["num_speculative_tokens"], facts["target_placement"]["device"]) == (3, "cpu")

@@ -23,9 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.types import SparseEvidence, SparseScores
-from outrider_coordinator.acceptance.draws import coin, draw
 from outrider_coordinator.acceptance.evidence import Verdict
-from outrider_coordinator.acceptance.rejection import indices_of_drafted
+from outrider_coordinator.acceptance.rejection import coin, draw, indices_of_drafted
 
 Doubles = NDArray[np.float64]
 ResidualAt = Callable[[int, float], Doubles]

@@ -26,6 +26,10 @@ from outrider.client import AsyncClient
 from outrider.errors import ConfigError
 
 CHOSEN, PLAIN = SPECULATION, BASELINE
+_HEADS = (
+    "tokens/s and TTFT in ms, with chosen draft lengths and plain\n"
+    "   phase    chosen     plain  speedup  TTFT chosen/plain, ratio  draft tokens a step"
+)
 _MODE_CHANGES = re.compile(r"^outrider_draft_length_mode_changes_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
@@ -71,7 +75,7 @@ def line_of(phase: Phase, chosen: list[Run], plain: list[Run]) -> str:
     drafted = sum(found.num_draft_tokens for found in steps) / sum(found.num_steps for found in steps)
     return (
         f"{phase.name:>8} {rates[0]:9.1f} {rates[1]:9.1f} {rates[0] / rates[1]:8.3f}  "
-        f"{firsts[0]:7.1f}/{firsts[1]:.1f} {firsts[0] / firsts[1]:6.3f} {drafted:8.2f}"
+        f"{firsts[0]:10.1f}/{firsts[1]:.1f} {firsts[0] / firsts[1]:7.3f} {drafted:20.2f}"
     )
 
 
@@ -121,7 +125,7 @@ async def compare(
                 before = _mode_changes(metrics)
                 done[name].append(await play(clients, prompts, users, arms[name]))
                 changes += _mode_changes(metrics) - before if name == CHOSEN else 0
-        print("   phase    chosen     plain   /plain  first token ms, ratio  drafted a step")
+        print(_HEADS)
         for place, phase in enumerate(phases):
             print(line_of(phase, [found[place] for found in done[CHOSEN]], [found[place] for found in done[PLAIN]]))
         if save is not None:
@@ -138,4 +142,4 @@ async def compare(
                 named = f"{name}-{place + 1}-{phase.name}"
                 save_result(to_result(outcome, plans[place], name=named, device=device, configuration=facts))
         if metrics is not None:
-            print(f"changes of mode in a run of the chosen arm: {changes / runs:g}")
+            print(f"changes between plain and drafted steps in a run with chosen lengths: {changes / runs:g}")

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outrider.tokenization.output_parsing.events import CallArguments, CallStart, Content, Event, split_at
-from outrider.tokenization.output_parsing.held_text import HeldTextParser
-from outrider.tokenization.output_parsing.json_calls import JsonValue
+from outrider.tokenization.output_parsing.json_calls import HeldTextParser, JsonValue
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_NAME, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"

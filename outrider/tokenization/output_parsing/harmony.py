@@ -13,8 +13,7 @@ from outrider.tokenization.output_parsing.events import (
     Reasoning,
     split_at,
 )
-from outrider.tokenization.output_parsing.held_text import HeldTextParser
-from outrider.tokenization.output_parsing.json_calls import JsonValue
+from outrider.tokenization.output_parsing.json_calls import HeldTextParser, JsonValue
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)

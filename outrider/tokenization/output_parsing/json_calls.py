@@ -1,11 +1,14 @@
-"""Incremental readers of JSON: a value, and a tool call as an object with a name and arguments."""
+"""Incremental readers of JSON: a value, a tool call as an object with a name and arguments, and a parser that holds
+text back until it is known whether it is a call.
+"""
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
-from outrider.tokenization.output_parsing.events import CallArguments, CallStart, Event
+from outrider.tokenization.output_parsing.events import CallArguments, CallStart, Content, Event
 
 _ARGUMENTS = ("arguments", "parameters")
 _BLANKS = " \t\r\n"
@@ -209,3 +212,31 @@ def _text_of(json_text: str) -> str | None:
     except ValueError:
         return None
     return value if isinstance(value, str) else None
+
+
+class HeldTextParser(ABC):
+    """Parser of one output. What is no call is content."""
+
+    _marker = ""
+    """Text before a call, which is content where no call follows."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._call: CallReader | None = None
+
+    def push(self, text: str) -> Iterator[Event]:
+        """Events of the next part of the text."""
+        self._held += text
+        yield from self._read(is_final=False)
+
+    def finish(self) -> Iterator[Event]:
+        """Events of the text that was held back."""
+        yield from self._read(is_final=True)
+        if self._call is not None:
+            yield from self._call.finish()
+            if self._call.raw:
+                yield Content(self._marker + self._call.raw)
+
+    @abstractmethod
+    def _read(self, *, is_final: bool) -> Iterator[Event]:
+        """Events of the held text; keeps what is not known yet."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from outrider.tokenization.output_parsing.events import Content, Event
-from outrider.tokenization.output_parsing.held_text import HeldTextParser
-from outrider.tokenization.output_parsing.json_calls import CallReader
+from outrider.tokenization.output_parsing.json_calls import CallReader, HeldTextParser
 
 _TAG = "<|python_tag|>"
 _BETWEEN = " \t\r\n;,"

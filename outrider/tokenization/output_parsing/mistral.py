@@ -6,8 +6,7 @@ import re
 from collections.abc import Generator, Iterator
 
 from outrider.tokenization.output_parsing.events import CallArguments, CallStart, Content, Event, split_at
-from outrider.tokenization.output_parsing.held_text import HeldTextParser
-from outrider.tokenization.output_parsing.json_calls import ArgumentsReader, CallReader
+from outrider.tokenization.output_parsing.json_calls import ArgumentsReader, CallReader, HeldTextParser
 
 _BEGIN = "[TOOL_CALLS]"
 _NAME = re.compile(r"[^\[{]+")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from outrider.tokenization.output_parsing.events import CallArguments, CallStart, Content, Event
-from outrider.tokenization.output_parsing.held_text import HeldTextParser
+from outrider.tokenization.output_parsing.json_calls import HeldTextParser
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[\w.-]+")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from outrider.tokenization.output_parsing.events import CallArguments, CallStart, Content, Event, split_at
-from outrider.tokenization.output_parsing.held_text import HeldTextParser
+from outrider.tokenization.output_parsing.json_calls import HeldTextParser
 from outrider.tokenization.output_parsing.schema_types import typed_value
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"

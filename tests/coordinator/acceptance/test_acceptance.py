@@ -22,8 +22,7 @@ from outrider.types import (
     TypicalScores,
 )
 from outrider_coordinator.acceptance import JudgeRules, Verdict, judge_one, judging_rule
-from outrider_coordinator.acceptance.draws import coin, draw
-from outrider_coordinator.acceptance.rejection import judge_rejection
+from outrider_coordinator.acceptance.rejection import coin, draw, judge_rejection
 from outrider_coordinator.acceptance.rules import judge_typical
 
 TARGET = (0.5, 0.3, 0.2)

@@ -13,8 +13,8 @@ from outrider.errors import ProtocolError
 from outrider.ports import Proposal
 from outrider.types import JudgingRule, SparseEvidence, SparseScores
 from outrider_coordinator.acceptance import JudgeRules, Verdict, is_sound_proposal, judge_one
-from outrider_coordinator.acceptance.draws import coin
 from outrider_coordinator.acceptance.joint_verdicts import JointVerdicts
+from outrider_coordinator.acceptance.rejection import coin
 from outrider_coordinator.acceptance.vectorized import SupportRows
 from outrider_coordinator.acceptance.vectorized import are_sound as are_sound_rows
 
