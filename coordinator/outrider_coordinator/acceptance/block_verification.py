@@ -20,13 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider.types import SparseEvidence, SparseScores
 from outrider_coordinator.acceptance.evidence import Verdict
 from outrider_coordinator.acceptance.rejection import coin, draw, indices_of_drafted
+from outrider_coordinator.acceptance.vectorized import Doubles
 
-Doubles = NDArray[np.float64]
 ResidualAt = Callable[[int, float], Doubles]
 """Weights of (rho target - draft)+ at the position after a number of draft tokens, given rho."""
 

@@ -13,14 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider.randomness import scalar
 from outrider.randomness.streams import Stream
 from outrider.types import SparseEvidence, SparseScores
 from outrider_coordinator.acceptance.evidence import Verdict
-
-DoubleArray = NDArray[np.float64]
+from outrider_coordinator.acceptance.vectorized import Doubles
 
 
 def coin(seed: int, base: int, position: int) -> float:
@@ -28,7 +26,7 @@ def coin(seed: int, base: int, position: int) -> float:
     return scalar.coin(seed, Stream.ACCEPTANCE, base, position)
 
 
-def draw(seed: int, base: int, position: int, weights: DoubleArray) -> int:
+def draw(seed: int, base: int, position: int, weights: Doubles) -> int:
     """An index drawn in proportion to ``weights`` [N], whose sum is above 0; a weight of 0 is never drawn."""
     cumulative = weights.cumsum()
     point = scalar.coin(seed, Stream.RESIDUAL, base, position) * cumulative[-1]

@@ -77,7 +77,6 @@ class LinkQueue:
         self._prompts: dict[int, tuple[float, int]] = {}
         """Sessions whose part of a prompt was not answered: when it was put, and its tokens."""
         self._put = (_Steps(is_plain=False), _Steps(is_plain=True))
-        """Number of waiting requests."""
         self.send_all = send_all
         self._dispatch = dispatch
 

@@ -48,13 +48,11 @@ class DraftLengthPolicy:
         """Running and waiting requests."""
         self.controllers: dict[object, DraftLengthController] = {}
         """Controllers by target; none where lengths are fixed."""
-        self._controller_of: dict[ControlledSession, DraftLengthController] = {}
         self._fixed: set[ControlledSession] = set()
         """Sessions on a target without a controller, each with its limit as length."""
         self.take_order: Callable[[object, bool], None] | None = None
         """Has a target and its drafts work ahead (True) or in turn; None: there is no choice."""
         self._orders: dict[object, Order] = {}
-        self._order_of: dict[ControlledSession, Order] = {}
 
     @property
     def is_always_off(self) -> bool:
@@ -100,20 +98,18 @@ class DraftLengthPolicy:
         else:
             if target not in self.controllers:
                 self.controllers[target] = DraftLengthController()
-            controller = self.controllers[target]
+            session.controller = controller = self.controllers[target]
             controller.costs.provide(target_costs, draft_costs)
-            self._controller_of[session] = controller
             controller.enter(session)
 
     def leave(self, session: ControlledSession) -> None:
         """The session leaves the target."""
-        order = self._order_of.pop(session, None)
-        if order is not None:
-            order.leave()
+        if session.order is not None:
+            session.order.leave()
         self._fixed.discard(session)
-        controller = self._controller_of.pop(session, None)
-        if controller is not None:
-            controller.leave(session)
+        if session.controller is not None:
+            session.controller.leave(session)
+        session.order = session.controller = None
 
     def remove_target(self, target: object) -> None:
         """The target is lost: when it is back, it may be another process."""
@@ -125,8 +121,8 @@ class DraftLengthPolicy:
             return
         if target not in self._orders:
             self._orders[target] = Order(partial(self.take_order, target))
-        self._order_of[session] = order = self._orders[target]
-        order.enter()
+        session.order = self._orders[target]
+        session.order.enter()
 
     def note_verdict(
         self, session: ControlledSession, num_drafted: int, num_accepted: int, *, num_uncomputed: int
@@ -135,18 +131,15 @@ class DraftLengthPolicy:
 
         It is learned from once the commands of the message have left, unless it ends a prompt: others wait for that.
         """
-        order = self._order_of.get(session)
-        if order is not None:
-            order.note(num_accepted + 1)
-        controller = self._controller_of.get(session)
-        if controller is not None:
-            controller.add_verdict((session, num_drafted, num_accepted, num_uncomputed))
+        if session.order is not None:
+            session.order.note(num_accepted + 1)
+        if session.controller is not None:
+            session.controller.add_verdict((session, num_drafted, num_accepted, num_uncomputed))
 
     def note_text_taken(self, session: ControlledSession, *, num_uncomputed: int) -> None:
         """The session's draft has taken in text, and lacks ``num_uncomputed`` committed tokens now."""
-        controller = self._controller_of.get(session)
-        if controller is not None:
-            controller.note_text_taken(session, num_uncomputed)
+        if session.controller is not None:
+            session.controller.note_text_taken(session, num_uncomputed)
 
     def length(self, session: ControlledSession) -> int:
         """The draft length of a session's next step, before it is trimmed to what fits."""
@@ -156,14 +149,14 @@ class DraftLengthPolicy:
         """``length`` of each session; all live on one target."""
         if self.is_off_by_load:
             return [0] * len(sessions)
-        controller = self._controller_of.get(sessions[0]) if sessions else None
+        controller = sessions[0].controller if sessions else None
         return [session.limit for session in sessions] if controller is None else controller.lengths(sessions)
 
     def are_plain(self, sessions: Sequence[ControlledSession]) -> list[bool]:
         """True if each session's next step is plain, and its draft computes no text meanwhile; all live on one
         target.
         """
-        controller = self._controller_of.get(sessions[0]) if sessions else None
+        controller = sessions[0].controller if sessions else None
         if self.is_off_by_load or controller is None:
             return [not length for length in self.lengths(sessions)]
         return controller.are_plain(sessions)
@@ -174,32 +167,26 @@ class DraftLengthPolicy:
             return False
         if not self.is_controlled:
             return True
-        controller = self._controller_of.get(session)
-        return controller is not None and controller.will_draft(num_tokens)
+        return session.controller is not None and session.controller.will_draft(num_tokens)
 
     def num_together(self, session: ControlledSession) -> int:
         """Sessions that live on its target; with fixed lengths, on any target."""
-        controller = self._controller_of.get(session)
-        return len(self._fixed) if controller is None else len(controller.sessions)
+        return len(self._fixed) if session.controller is None else len(session.controller.sessions)
 
     def num_states(self, session: ControlledSession) -> int:
         """Positions whose hidden states are on their way to the drafts of the other sessions of its target."""
-        controller = self._controller_of.get(session)
-        sessions = self._fixed if controller is None else controller.sessions
+        sessions = self._fixed if session.controller is None else session.controller.sessions
         return sum(other.num_states for other in sessions) - session.num_states
 
     def is_to_draft(self, session: ControlledSession) -> bool:
         """True if the session drafts, or will once its draft has the text: until then nothing is to follow for it."""
         if self.is_off_by_load or not session.limit:
             return False
-        controller = self._controller_of.get(session)
-        return controller is None or controller.is_to_draft(session)
+        return session.controller is None or session.controller.is_to_draft(session)
 
     def is_prefilling_drafts(self, session: ControlledSession) -> bool:
         """True if the session's draft is to compute its text, for later steps."""
-        if not session.length:
-            return False
-        controller = self._controller_of.get(session)
+        controller = session.controller
         return controller is not None and not self.is_off_by_load and controller.is_prefilling_drafts(session)
 
     def no_draft_reason(self, session: ControlledSession) -> WithoutDraft | None:
@@ -208,7 +195,7 @@ class DraftLengthPolicy:
             return WithoutDraft.NOT_ASKED
         if self.is_off_by_load:
             return WithoutDraft.LOAD
-        controller = self._controller_of.get(session)
+        controller = session.controller
         if controller is None:
             return None
         if not session.length:

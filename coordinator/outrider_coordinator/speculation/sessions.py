@@ -5,7 +5,11 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from outrider_coordinator.speculation.controller import DraftLengthController
+    from outrider_coordinator.speculation.order import Order
 
 SessionVerdict: TypeAlias = "tuple[ControlledSession, int, int, int]"
 """A judged step: its session, the drafted and the accepted tokens, and the committed tokens that its draft lacks."""
@@ -27,8 +31,8 @@ class ControlledSession:
     """Draft length and timing of one session."""
 
     __slots__ = (
-        "began_s", "context", "has_begun", "has_drafted", "has_ever_drafted", "is_ahead", "length", "limit",
-        "num_left", "num_probes", "num_rounds", "num_states", "num_uncomputed", "reads_states",
+        "began_s", "context", "controller", "has_begun", "has_drafted", "has_ever_drafted", "is_ahead", "length",
+        "limit", "num_left", "num_probes", "num_rounds", "num_states", "num_uncomputed", "order", "reads_states",
         "round_began",
     )  # fmt: skip
 
@@ -37,6 +41,10 @@ class ControlledSession:
     ) -> None:
         """``limit``: largest draft length; ``max_tokens``: maximum of the tokens to come."""
         self.limit = limit
+        self.controller: DraftLengthController | None = None
+        """Controller of its target; None while it lives on none, and where lengths are fixed."""
+        self.order: Order | None = None
+        """Order of its target, likewise; None where there is no choice."""
         self.num_left = max_tokens
         self.context = num_prompt_tokens
         """Committed tokens."""
