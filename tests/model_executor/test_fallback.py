@@ -101,8 +101,14 @@ def test_states_of_layers_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["native", "transformers"])
-def test_a_native_family_can_be_run_through_transformers(implementation: ModelImplementation) -> None:
-    folder, text = build("qwen3"), random_ids(20, seed=3)
+@pytest.mark.parametrize(
+    ("architecture", "config"), [("qwen3", {}), ("gemma3", {"final_logit_softcapping": 3.0})], ids=str
+)
+def test_a_native_family_can_be_run_through_transformers(
+    architecture: str, config: dict[str, Any], implementation: ModelImplementation
+) -> None:
+    """The logits of a Gemma 3 with images are not capped."""
+    folder, text = build(architecture, **config), random_ids(20, seed=3)
     runner = ModelRunner.load(folder, dtype="float32", num_pages=20, model_impl=implementation)
     assert runner.config.is_fallback is (implementation == "transformers")
     forward_and_check(runner, (open_scripted(runner, folder, 20), text, None))

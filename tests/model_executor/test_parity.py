@@ -78,6 +78,8 @@ GLM_4_5: dict[str, Any] = {
     "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
     "num_hidden_layers": 3, "routed_scaling_factor": 1.5, "attention_bias": True, "head_dim": 8,
 }  # fmt: skip
+NOT_READ = {"norm_topk_prob": False, "sliding_window": 5, "hidden_activation": "gelu_pytorch_tanh"}
+"""Fields that some families have no use for."""
 PHI_4_MINI: dict[str, Any] = {
     "tie_word_embeddings": True, "hidden_size": 64, "head_dim": 16, "partial_rotary_factor": 0.75,
     "original_max_position_embeddings": 120,
@@ -184,7 +186,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-small": ("mistral3", {}),
     "qwen2.5-vl-text-part": ("qwen2_5_vl", {**MROPE, "head_dim": ...}),
     "qwen3-vl-text-part": ("qwen3_vl", MROPE),
-    "qwen3-vl-moe-text-part": ("qwen3_vl_moe", MROPE),
+    "qwen3-vl-moe-text-part": ("qwen3_vl_moe", {**MROPE, **NOT_READ}),
     "olmo2": ("olmo2", {}),
     "olmo2-one-kv-head": ("olmo2", {"num_key_value_heads": 1}),
     "olmo3": (
@@ -208,7 +210,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5": ("qwen3_5", {}),
     "qwen3.5-text": ("qwen3_5_text", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen3.5-moe": ("qwen3_5_moe", {}),
-    "qwen3.5-moe-text": ("qwen3_5_moe_text", {"linear_conv_kernel_dim": 3}),
+    "qwen3.5-moe-text": ("qwen3_5_moe_text", {"linear_conv_kernel_dim": 3, **NOT_READ}),
     "qwen3-next": ("qwen3_next", {"norm_topk_prob": True}),
     "qwen3-next-mlp-layers": (
         "qwen3_next",

@@ -323,7 +323,8 @@ def _family(folder: Path, raw: dict[str, Any]) -> ModelFamily:
 def _convert(
     fields: dict[str, Any], family: ModelFamily, quantization: Quantization | None, eos_token_ids: tuple[int, ...]
 ) -> ModelConfig:
-    traits, activation = family.traits(fields), _activation(fields)
+    traits = family.traits(fields)
+    activation = _activation(fields, traits.activation)
     is_mxfp4 = quantization is not None and quantization.numbers is Numbers.MXFP4
     if is_mxfp4 and (traits.experts is None or traits.experts.names.gate_up is None):
         raise ModelError(
@@ -366,10 +367,10 @@ def _convert(
     )
 
 
-def _activation(fields: dict[str, Any]) -> Activation:
-    name = fields.get("hidden_activation") or fields.get("hidden_act")
+def _activation(fields: dict[str, Any], field: str) -> Activation:
+    name = fields.get(field)
     if name not in _ACTIVATIONS:
-        raise NoNativeLayerError(f"hidden_act {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
+        raise NoNativeLayerError(f"{field} {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
 
 

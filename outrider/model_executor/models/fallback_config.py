@@ -100,6 +100,8 @@ def _without_other_parts(config: PreTrainedConfig) -> PreTrainedConfig:
     for name in ("tie_word_embeddings", "eos_token_id"):
         if (value := getattr(config, name, None)) is not None:
             setattr(text, name, value)
+    if config.model_type == "gemma3":  # of which transformers caps logits of the text model alone
+        text.final_logit_softcapping = None
     return text
 
 

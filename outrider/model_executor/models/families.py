@@ -44,6 +44,8 @@ class FamilyTraits:
     qk_norm: bool = False
     """True if queries and keys are normalised head by head before they are turned."""
     variant: Variant = LLAMA
+    activation: str = "hidden_act"
+    """Field that names the feed-forward layers' activation."""
     rope_types: tuple[str, ...] = ()
     """Layer by layer, the key of its parameters in ``rope_parameters``; empty: all layers have the same ones."""
     experts: ExpertsConfig | None = None
@@ -109,6 +111,7 @@ _SANDWICH = LayerNorms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
 """Norms before and after both blocks, as Gemma names them."""
+_GEMMA_ACTIVATION = "hidden_activation"
 
 
 def _gemma3(fields: Fields) -> FamilyTraits:
@@ -117,7 +120,7 @@ def _gemma3(fields: Fields) -> FamilyTraits:
     bias = _attention_bias(fields)
     return FamilyTraits(
         qkv_bias=bias, output_bias=bias, sliding_windows=_windows_by_layer(fields), qk_norm=True,
-        variant=_gemma_variant(fields), rope_types=tuple(fields["layer_types"]),
+        variant=_gemma_variant(fields), activation=_GEMMA_ACTIVATION, rope_types=tuple(fields["layer_types"]),
     )  # fmt: skip
 
 
@@ -134,8 +137,13 @@ def _qwen3_moe(fields: Fields) -> FamilyTraits:
         output_bias=bias,
         sliding_windows=_same_window(fields, fields.get("sliding_window")),
         qk_norm=True,
-        experts=_qwen_experts(fields, normalizes=fields.get("norm_topk_prob", True)),  # Qwen3-VL always does
+        experts=_qwen_experts(fields, normalizes=fields["norm_topk_prob"]),
     )
+
+
+def _qwen3_vl_moe(fields: Fields) -> FamilyTraits:
+    """Qwen3-VL's layers have no window and always normalise, whatever config.json says."""
+    return _qwen3_moe({**fields, "norm_topk_prob": True, "sliding_window": None})
 
 
 def _qwen_experts(fields: Fields, *, normalizes: bool) -> ExpertsConfig:
@@ -189,7 +197,10 @@ def _experts(fields: Fields, layers: tuple[bool, ...], size: int, *, normalizes:
 def _gemma2(fields: Fields) -> FamilyTraits:
     bias = _attention_bias(fields)
     variant = replace(_gemma_variant(fields), attention_softcap=fields.get("attn_logit_softcapping"))
-    return FamilyTraits(qkv_bias=bias, output_bias=bias, sliding_windows=_windows_by_layer(fields), variant=variant)
+    return FamilyTraits(
+        qkv_bias=bias, output_bias=bias, sliding_windows=_windows_by_layer(fields), variant=variant,
+        activation=_GEMMA_ACTIVATION,
+    )  # fmt: skip
 
 
 def _gemma_variant(fields: Fields) -> Variant:
@@ -220,8 +231,8 @@ def _gemma4(fields: Fields) -> FamilyTraits:
     )  # fmt: skip
     return FamilyTraits(
         qkv_bias=bias, output_bias=bias, sliding_windows=_windows_by_layer(fields), qk_norm=True, variant=variant,
-        rope_types=types, layer_sizes=_gemma4_sizes(fields), kv_sources=_shared_kv_sources(fields),
-        experts=experts,
+        activation=_GEMMA_ACTIVATION, rope_types=types, layer_sizes=_gemma4_sizes(fields),
+        kv_sources=_shared_kv_sources(fields), experts=experts,
     )  # fmt: skip
 
 
@@ -339,9 +350,9 @@ def _phi3(fields: Fields) -> FamilyTraits:
 
 def _qwen3_next(fields: Fields) -> FamilyTraits:
     traits = _qwen3_5(fields)
-    if traits.recurrent is None:
-        return traits
-    return replace(traits, recurrent=replace(traits.recurrent, is_interleaved=True))
+    recurrent = None if traits.recurrent is None else replace(traits.recurrent, is_interleaved=True)
+    experts = None if traits.experts is None else replace(traits.experts, normalizes=fields["norm_topk_prob"])
+    return replace(traits, recurrent=recurrent, experts=experts)
 
 
 def _qwen3_5(fields: Fields) -> FamilyTraits:
@@ -383,8 +394,7 @@ def _gated_experts(fields: Fields) -> ExpertsConfig | None:
     """Experts of a Qwen3.5 or Qwen3-Next; None of a dense one."""
     if "num_experts" not in fields:
         return None
-    found = _qwen_experts(fields, normalizes=bool(fields.get("norm_topk_prob", True)))
-    return replace(found, shared_size=fields["shared_expert_intermediate_size"])
+    return replace(_qwen_experts(fields, normalizes=True), shared_size=fields["shared_expert_intermediate_size"])
 
 
 def _attention_bias(fields: Fields) -> bool:
@@ -493,7 +503,9 @@ FAMILIES = _by_architecture(
         ),
         _text_part("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", _qwen2),
         _text_part("Qwen3VLForConditionalGeneration", "qwen3_vl", _qwen3),
-        replace(_text_part("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", _qwen3_moe), feed_forward=sparse_mlp),
+        replace(
+            _text_part("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", _qwen3_vl_moe), feed_forward=sparse_mlp
+        ),
         ModelFamily("Olmo2ForCausalLM", "olmo2", _olmo2),
         ModelFamily("Olmo3ForCausalLM", "olmo3", _olmo3, has_layer_ropes=True),
         ModelFamily("Phi3ForCausalLM", "phi3", _phi3, has_partial_rotary=True, fused={**_FUSED_QKV, **_FUSED_GATE}),
