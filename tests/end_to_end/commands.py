@@ -105,8 +105,11 @@ class Command:
         self.process.wait()
 
 
-def wait_until(condition: Callable[[], object], what: str, said: object = None, *, every_s: float = 0.01) -> None:
-    """Return as soon as the condition holds; an error that names it when the deadline is past."""
+def wait_until(condition: Callable[[], object], what: str, said: object = None, *, every_s: float = 0.05) -> None:
+    """Return soon after the condition holds; an error that names it when the deadline is past.
+
+    Conditions ask services or read all of /proc, which takes milliseconds.
+    """
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, (f"did not come about: {what}", said)

@@ -65,7 +65,7 @@ async def one_coordinator(*flags: str) -> AsyncIterator[tuple[Process, str]]:
 async def serving(address: str, *, is_expected: bool = True) -> None:
     """Return when the address serves, or no longer does."""
     async with asyncio.timeout(DEADLINE_S):
-        while await is_serving(address) is not is_expected:
+        while await is_serving(address, waits=is_expected) is not is_expected:
             await asyncio.sleep(0.01)
 
 

@@ -140,7 +140,9 @@ def shared_target(*flags: str) -> Iterator[Shared]:
 @pytest.mark.parametrize("ending", ["follower killed", "rank 0 killed", "rank 0 told to stop"])
 def test_all_ranks_end_when_one_does(ending: str, device: str) -> None:
     with shared_target("--device", device) as target:
-        wait_until(lambda: asyncio.run(is_serving(target.address)) or target.process.poll() is not None, "serving")
+        wait_until(
+            lambda: asyncio.run(is_serving(target.address, waits=True)) or target.process.poll() is not None, "serving"
+        )
         assert target.process.poll() is None, target.end()
         follower = target.follower()
         os.kill(
