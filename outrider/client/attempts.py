@@ -78,7 +78,7 @@ class Attempts:
         self._num_rounds = 0
         """Rounds without new output."""
         self._failing_since: float | None = None
-        self._has_heard = False
+        self._has_received = False
         self._is_answered = False
         """True if the current call was accepted."""
         self._num_failures: Counter[str] = Counter()
@@ -100,9 +100,9 @@ class Attempts:
 
     def note_message(self, *, is_output: bool) -> None:
         """Record that the address accepted the request, or gave new output."""
-        if not self._has_heard or self._failing_since is not None:
+        if not self._has_received or self._failing_since is not None:
             self._addresses.note_up(self._address)
-        self._has_heard = self._is_answered = True
+        self._has_received = self._is_answered = True
         self._failing_since = None
         self._num_failures.clear()
         if is_output:
@@ -115,14 +115,14 @@ class Attempts:
         error = _advised(error)
         if self._may_retry(error):
             self._num_retries_left -= 1
-            return self._pause_for_room(error)
+            return self._capacity_pause(error)
         self._count_failure(error)
         if self._is_closed() or not (self._may_pass(error) or self._is_elsewhere(error)):
             raise error
         if not isinstance(error, CapacityError):
             self._addresses.note_down(self._address)
         if self._resume_timeout_s is None:
-            if self._has_heard or not self._untried:
+            if self._has_received or not self._untried:
                 raise error
             return 0.0
         if all(self._num_failures[name] >= _MAX_FAILURES for name in self._addresses.names):
@@ -146,10 +146,10 @@ class Attempts:
 
     def _may_retry(self, error: OutriderError) -> TypeGuard[CapacityError]:
         """True if to retry after a refusal of a new request for lack of room."""
-        is_new = isinstance(error, CapacityError) and not self._has_heard
+        is_new = isinstance(error, CapacityError) and not self._has_received
         return is_new and self._num_retries_left > 0 and not self._is_closed()
 
-    def _pause_for_room(self, error: CapacityError) -> float:
+    def _capacity_pause(self, error: CapacityError) -> float:
         """Return the server's retry delay plus up to as much again, so that refused clients do not return together.
 
         Raises the error if the caller's timeout would end before.
@@ -171,7 +171,7 @@ class Attempts:
             return False
         # A server that shuts down cancels its calls. A full queue refuses only new requests, and this one was accepted
         # before.
-        return isinstance(error, RequestCancelledError) or (isinstance(error, CapacityError) and self._has_heard)
+        return isinstance(error, RequestCancelledError) or (isinstance(error, CapacityError) and self._has_received)
 
     def _pause_or_raise(self, error: OutriderError, resume_timeout_s: float) -> float:
         now = self._clock()

@@ -159,14 +159,14 @@ class KVCacheManager:
     def surely_fit(self, num_sequences: int, count: int) -> bool:
         """True if there are free pages for this many sequences to grow by ``count`` tokens each, wherever they end."""
         most = -(-count // self.pool.page_size) + 1  # and a copy of a shared page
-        has_room = num_sequences * most <= self.pool.num_free
-        return has_room and (self.window is None or self.window.surely_fit(num_sequences, most))
+        has_capacity = num_sequences * most <= self.pool.num_free
+        return has_capacity and (self.window is None or self.window.surely_fit(num_sequences, most))
 
     def extend(self, sequence: KVSequence, token_ids: Sequence[int]) -> Sequence[int]:
         """Append tokens and return the slot of each. ``OutOfPagesError``, without a change, if there are too
         few pages.
         """
-        self.require_room(sequence, len(token_ids))
+        self.require_capacity(sequence, len(token_ids))
         if self.window is not None:
             return self._extend_in_parts(self.window, sequence, token_ids)
         slots = self.extend_checked(sequence, token_ids)
@@ -175,7 +175,7 @@ class KVCacheManager:
         return slots
 
     def extend_checked(self, sequence: KVSequence, token_ids: Sequence[int]) -> Sequence[int]:
-        """``extend`` within the length that ``require_room`` has checked."""
+        """``extend`` within the length that ``require_capacity`` has checked."""
         held, size = sequence.token_ids, self.pool.page_size
         start, count = len(held), len(token_ids)
         if not count:
@@ -203,10 +203,10 @@ class KVCacheManager:
         return table[index] * size + offset
 
     def has_room_for_one(self, sequence: KVSequence) -> bool:
-        """True if ``require_room`` lets one more token pass."""
+        """True if ``require_capacity`` lets one more token pass."""
         return sequence in self._sequences and len(sequence.token_ids) < sequence.max_length
 
-    def require_room(self, sequence: KVSequence, count: int) -> None:
+    def require_capacity(self, sequence: KVSequence, count: int) -> None:
         """Raise unless the sequence is open and may grow by ``count`` tokens. Changes nothing."""
         self._require_open(sequence)
         length = len(sequence.token_ids)
@@ -255,7 +255,7 @@ class KVCacheManager:
 
     # Many sequences at once.
 
-    def make_room(
+    def reserve(
         self, sequences: Sequence[KVSequence], lengths: Sequence[int] | Ints, counts: Sequence[int] | Ints
     ) -> JoinedPages:
         """Have pages in which ``counts`` [B] more tokens, at least one each, can be written after the first ``lengths``
@@ -269,10 +269,10 @@ class KVCacheManager:
             for sequence, length in zip(sequences, map(int, lengths), strict=True):
                 self._require_held(sequence, length)
                 self._leave_window(sequence, self.window.unseen_stop(length))
-        return self._tables.make_room(sequences, lengths, counts)
+        return self._tables.reserve(sequences, lengths, counts)
 
-    def give_back_room(self, sequences: Iterable[KVSequence]) -> None:
-        """Give back the pages that ``make_room`` has taken, where nothing is written. A page that is no more shared
+    def release_reserved(self, sequences: Iterable[KVSequence]) -> None:
+        """Release the pages that ``reserve`` has taken, where nothing is written. A page that is no more shared
         since then stays the sequence's own.
         """
         for sequence in sequences:
@@ -281,7 +281,7 @@ class KVCacheManager:
     def replace_tails(
         self, sequences: Sequence[KVSequence], lengths: Sequence[int], tails: Iterable[Sequence[int]]
     ) -> None:
-        """Truncate each to its first ``lengths`` [B] tokens, and append others for which ``make_room`` has taken pages;
+        """Truncate each to its first ``lengths`` [B] tokens, and append others for which ``reserve`` has taken pages;
         those that are not needed are given back.
         """
         for sequence, length, tail in zip(sequences, lengths, tails, strict=True):

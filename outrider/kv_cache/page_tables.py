@@ -119,7 +119,7 @@ class PageTables:
             self.window.release(sequence.page_table[sequence.window_start : stop])
             sequence.window_start = stop
 
-    def make_room(
+    def reserve(
         self, sequences: Sequence[KVSequence], lengths: Sequence[int] | Ints, counts: Sequence[int] | Ints
     ) -> JoinedPages:
         """Pages for ``counts`` [B] more tokens, at least one each, after the first ``lengths`` [B] that sequences hold;
@@ -133,7 +133,7 @@ class PageTables:
         tables = [sequence.page_table for sequence in sequences]
         most = len(tables) * (max(counts) // size + 2)
         if most > self.pool.num_free or (self.window is not None and most > self.window.pool.num_free):
-            self._require_room(tables, lengths, counts)
+            self._require_capacity(tables, lengths, counts)
         for sequence, table, start, count in zip(sequences, tables, lengths, counts, strict=True):
             if start + count > len(table) * size:
                 self.take(sequence, -(-(start + count) // size))
@@ -141,8 +141,8 @@ class PageTables:
                 self.own(sequence, start // size)
         return JoinedPages(tables, size)
 
-    def _require_room(self, tables: Sequence[PageTable], lengths: Sequence[int], counts: Sequence[int]) -> None:
-        """Raise ``OutOfPagesError`` unless there are pages for what ``make_room`` takes and copies."""
+    def _require_capacity(self, tables: Sequence[PageTable], lengths: Sequence[int], counts: Sequence[int]) -> None:
+        """Raise ``OutOfPagesError`` unless there are pages for what ``reserve`` takes and copies."""
         num_missing = sum(map(self._num_missing, tables, lengths, counts))
         self.pool.require(num_missing)
         if self.window is not None:

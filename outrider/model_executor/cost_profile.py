@@ -110,10 +110,10 @@ def _surviving_failures() -> Iterator[None]:
 def _filled(runner: StepRunner, rows: int, context: int, length: int) -> Iterator[list[KVSequence]]:
     """Sequences of ``context`` tokens whose KV is not computed; none where there is no room for them."""
     manager, longest = runner.sequences, context + length + 1
-    has_room = longest <= runner.max_model_len and manager.surely_fit(rows, longest)
-    has_room = has_room and (manager.states is None or manager.states.pool.num_free >= rows)
+    has_capacity = longest <= runner.max_model_len and manager.surely_fit(rows, longest)
+    has_capacity = has_capacity and (manager.states is None or manager.states.pool.num_free >= rows)
     salt = secrets.token_hex(16)  # so that no request finds what was not computed
-    sequences = [manager.open(longest, salt) for _ in range(rows if has_room else 0)]
+    sequences = [manager.open(longest, salt) for _ in range(rows if has_capacity else 0)]
     try:
         for sequence in sequences:
             manager.extend(sequence, [0] * context)

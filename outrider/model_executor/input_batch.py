@@ -91,7 +91,7 @@ def check_rows(table: KVCacheManager, rows: TokenIds[ForwardRow], limits: TokenL
             raise InvalidRequestError("token_ids", "a row needs at least one token")
         if not 0 <= row.num_logits <= count:
             raise InvalidRequestError("num_logits", f"must be from 0 to {count}, not {row.num_logits}")
-        table.require_room(row.sequence, count)
+        table.require_capacity(row.sequence, count)
         if limits is not None:
             limits.check(row.token_ids, row.sequence.length + count)
 

@@ -191,7 +191,7 @@ class ModelRunner:
     def drop_plan(self, plan: PlannedBatch) -> None:
         """Give back the KV pages of a plan that is not run."""
         self.sequences.undo_states(plan.sequences, plan.layout.states)
-        self.sequences.give_back_room(plan.sequences)
+        self.sequences.release_reserved(plan.sequences)
 
     def forward_batch(
         self,

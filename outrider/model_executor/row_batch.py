@@ -171,7 +171,7 @@ def plan_rows(table: KVCacheManager, batch: RowBatch) -> BatchLayout:
     counts, num_drafts, num_logits = batch.counts, batch.num_drafts, batch.num_logits
     wanted = b"" if num_logits is None else num_logits.tobytes()
     pattern = _pattern_of(counts.tobytes(), num_drafts.tobytes(), wanted)
-    pages = table.make_room(batch.sequences, batch.lengths, counts + num_drafts)
+    pages = table.reserve(batch.sequences, batch.lengths, counts + num_drafts)
     positions = pattern.indices + batch.lengths[pattern.rows]
     states = None
     if table.states is not None:

@@ -92,7 +92,7 @@ class PageBudget:
         )
         return needed + self._num_promised + num_free // _WATERMARK <= num_free
 
-    def make_room(self, scheduled: ScheduledTokens) -> ScheduledTokens:
+    def preempt_for(self, scheduled: ScheduledTokens) -> ScheduledTokens:
         """Part of a batch that can be served after the sessions of the lowest ranks were preempted to make room.
 
         Prepared requests are dropped first: no session is preempted for them.
@@ -100,12 +100,12 @@ class PageBudget:
         num_tokens = sum(num_tokens for _, num_tokens in scheduled)
         if num_tokens + _MOST_AHEAD * len(scheduled) <= self._executor.num_pages_free:
             return scheduled  # no token takes more than a page
-        if self.has_room(scheduled):
+        if self.has_capacity(scheduled):
             return scheduled
         scheduled = self._without_prepared(scheduled)
         ranks = self._ranks({})
         for victim in sorted(self._sessions.sessions(), key=lambda session: ranks[session.key], reverse=True):
-            if self.has_room(scheduled):
+            if self.has_capacity(scheduled):
                 break
             if self._sessions.num_pages(victim) or any(request.session is victim for request, _ in scheduled):
                 scheduled = [entry for entry in scheduled if entry[0].session is not victim]
@@ -120,7 +120,7 @@ class PageBudget:
         )  # no token takes more than a page and a copy
         return most <= self._executor.num_pages_free
 
-    def has_room(self, scheduled: ScheduledTokens) -> bool:
+    def has_capacity(self, scheduled: ScheduledTokens) -> bool:
         """True if a batch can be served without preempting a session."""
         return self._executor.fits([(request.job, num_tokens) for request, num_tokens in scheduled])
 

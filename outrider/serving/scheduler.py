@@ -248,7 +248,7 @@ class Scheduler:
             return None
         due.sort(key=lambda request: request.status is RequestStatus.RUNNING)  # they are being served
         scheduled = self._share(due, is_mixed=False)
-        if not scheduled or not self._pages.has_room(scheduled):
+        if not scheduled or not self._pages.has_capacity(scheduled):
             return None
         return Batch(scheduled, self._clock())
 
@@ -262,7 +262,7 @@ class Scheduler:
             if scheduled is not None and self._pages.surely_fit(scheduled, len(step)):
                 return Batch(scheduled, now, plain=step)
             self.plain.split_due()
-        scheduled = self._pages.make_room(self._choose(now))
+        scheduled = self._pages.preempt_for(self._choose(now))
         return Batch(scheduled, now) if scheduled else None
 
     def _choose(self, now_ns: int, num_decode_rows: int = 0) -> ScheduledTokens:

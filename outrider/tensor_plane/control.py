@@ -171,7 +171,7 @@ class ControlListener:
                 num_suppressed = self._warnings.take()
             if num_suppressed is not None:
                 more = {"fields": {"num_suppressed": num_suppressed}}
-                _log.warning("a stranger was turned away from the tensor plane: %s", error, extra=more)
+                _log.warning("a connection to the tensor plane was refused: %s", error, extra=more)
             return
         on_connected(ControlConnection(connected))
 

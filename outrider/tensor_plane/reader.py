@@ -118,15 +118,15 @@ class PlaneReader:
             self._thread.join(2 * self.limits.transfer_s)
 
     def _run(self) -> None:
-        heard_at = said_at = time.monotonic()
+        received_at = said_at = time.monotonic()
         beat_s = self.limits.silence_s / 10
         look_s = self.limits.silence_s / _CHECKS_PER_TIMEOUT
         try:
             while not self.is_closed:
                 for message in self._control.receive(look_s):
-                    heard_at = time.monotonic()
+                    received_at = time.monotonic()
                     self._answer(message)
-                if time.monotonic() - heard_at > self.limits.silence_s + self.limits.opening_s * self._is_choosing:
+                if time.monotonic() - received_at > self.limits.silence_s + self.limits.opening_s * self._is_choosing:
                     raise TimeoutError(f"nothing was received from it for {self.limits.silence_s:g} s")
                 self._look_after_planes()
                 if time.monotonic() - said_at > beat_s:

@@ -65,7 +65,7 @@ class PlaneWriter:
         self._chosen: Chosen | None = None
         self._ring = Ring(0)
         self._floor_asked = 0
-        self._heard_at = self._said_at = 0.0
+        self._received_at = self._said_at = 0.0
 
     def serve(self, control: ControlConnection) -> None:
         """Serve the reader that has connected, until either end closes; runs in the connection's thread."""
@@ -151,7 +151,7 @@ class PlaneWriter:
                 self._ring = Ring(chosen.end.capacity)
             self._chosen = chosen
             self._floor_asked = 0
-            self._heard_at = time.monotonic()
+            self._received_at = time.monotonic()
             self.report = report
         talk.tell(report)
         if self._stopping.is_set():
@@ -172,7 +172,7 @@ class PlaneWriter:
                 control.send({"type": "drop", "plane": self._chosen.plane_id.hex()})
                 self._drop(trouble)
                 return
-            if now - self._heard_at > self.limits.silence_s:
+            if now - self._received_at > self.limits.silence_s:
                 raise TimeoutError(f"nothing was received from it for {self.limits.silence_s:g} s")
             self._say(control, now)
 
@@ -193,7 +193,7 @@ class PlaneWriter:
 
     def _take(self, messages: Sequence[Message]) -> None:
         if messages:
-            self._heard_at = time.monotonic()
+            self._received_at = time.monotonic()
         chosen = self._chosen
         for message in messages:
             if chosen is None or message.get("plane") != chosen.plane_id.hex():

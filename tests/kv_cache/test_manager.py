@@ -201,7 +201,7 @@ def test_one_holders_copy_of_a_cached_page_takes_no_more_free_pages() -> None:
     manager.truncate(sequence, 7)  # within a page that can be found, and that no other sequence holds
     cached = sequence.page_table[1]
     assert (manager.pages_needed(sequence, 9), manager.pool.num_free) == (2, 2)
-    manager.make_room([sequence], [7], [9])
+    manager.reserve([sequence], [7], [9])
     assert (len(set(sequence.page_table)), manager.pool.num_free) == (4, 0)
     assert manager.pending_copies() in ([], [(cached, sequence.page_table[1])])
     manager.replace_tails([sequence], [7], [TEXT[7:16]])

@@ -138,7 +138,7 @@ class RandomOperations:
         ends = zip(before, lengths + counts, strict=True)
         needed = sum(max(0, pool.pages_for(int(end)) - len(table)) for table, end in ends) + num_shared
         try:
-            joined = self.manager.make_room(reals, lengths, counts)
+            joined = self.manager.reserve(reals, lengths, counts)
         except OutOfPagesError:
             assert needed > num_free or self._lacks_window_pages(needed)
             assert [list(real.page_table) for real in reals] == before

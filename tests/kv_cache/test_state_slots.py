@@ -62,7 +62,7 @@ class Rig:
         sequences, kept = [row[0] for row in rows], [row[1] for row in rows]
         self.manager.require_states(sequences, kept)
         counts, drafts = [len(row[2]) for row in rows], [len(row[3]) for row in rows]
-        self.manager.make_room(sequences, kept, np.add(counts, drafts))
+        self.manager.reserve(sequences, kept, np.add(counts, drafts))
         planned = self.manager.plan_states(sequences, kept, counts, drafts)
         assert planned is not None
         self.device.copy(planned.copies)

@@ -27,7 +27,7 @@ def manager_of(num_window_pages: int = LEAST) -> KVCacheManager:
 def forward(manager: KVCacheManager, sequence: KVSequence, token_ids: list[int]) -> None:
     """Extend a sequence as a forward does."""
     start = sequence.length
-    manager.make_room([sequence], [start], [len(token_ids)])
+    manager.reserve([sequence], [start], [len(token_ids)])
     manager.replace_tails([sequence], [start], [token_ids])
     manager.confirm_copies()
     manager.check_integrity()
@@ -74,7 +74,7 @@ def test_sequences_fit_where_a_forward_finds_pages_for_all(seed: int) -> None:
         lengths, counts = [one.length for one, _ in growths], [count for _, count in growths]
         fits, owners = manager.fit(growths), [one for one, _ in growths]
         try:
-            manager.make_room(owners, lengths, counts)
+            manager.reserve(owners, lengths, counts)
         except OutOfPagesError:
             assert not fits
             outcomes["none"] += 1

@@ -165,7 +165,7 @@ def test_a_plan_of_a_shared_page_is_taken_back() -> None:
     second = table.fork(first, 40)
     one = np.array([1])
     plan_rows(table, RowBatch([second], np.array([5]), one, one, np.arange(4), np.array([4])))
-    table.give_back_room([second])
+    table.release_reserved([second])
     table.check_integrity()
     assert table.pool.num_used == 3 and len(table.pending_copies()) == 1  # its own from now on
     table.release(second)

@@ -68,11 +68,11 @@ class RunnerSteps:
     def _forward(self) -> None:
         rows = [self._row(sequence) for sequence in self._random.sample(self._live, self._num_rows())]
         wanted = [row for row in rows if row is not None]
-        if wanted and self._has_room([(row.sequence, len(row.token_ids)) for row in wanted]):
+        if wanted and self._has_capacity([(row.sequence, len(row.token_ids)) for row in wanted]):
             logits = self.runner.forward(wanted)
             assert torch.isfinite(logits).all()
 
-    def _has_room(self, growths: Sequence[tuple[KVSequence, int]]) -> bool:
+    def _has_capacity(self, growths: Sequence[tuple[KVSequence, int]]) -> bool:
         """True if there are pages for so many more tokens of each: a scheduler asks for no more than that."""
         manager = self.runner.sequences
         return sum(manager.pages_needed(sequence, count) for sequence, count in growths) <= manager.pool.num_free
@@ -102,7 +102,7 @@ class RunnerSteps:
         sequence, token = self._random.choice(grown), self._random.randrange(self.runner.config.vocab_size)
         text = [*sequence.token_ids, token]
         anew = self.runner.sequences.open(len(text))
-        if not self._has_room([(sequence, 1), (anew, len(text))]):
+        if not self._has_capacity([(sequence, 1), (anew, len(text))]):
             self.runner.sequences.release(anew)
             return
         said = self.runner.forward([ForwardRow(sequence, [token], 1)])

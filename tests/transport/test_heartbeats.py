@@ -64,11 +64,11 @@ def test_a_message_between_two_looks_begins_the_silence_anew() -> None:
     for n in range(1, 100):
         assert not detector.look(n * detector.period_s)
         detector.note_received(n * detector.period_s + 0.09)
-    heard_at = 99 * detector.period_s + 0.09
-    assert not detector.look(heard_at + 0.15)
-    assert not detector.look(heard_at + 0.30)
+    received_at = 99 * detector.period_s + 0.09
+    assert not detector.look(received_at + 0.15)
+    assert not detector.look(received_at + 0.30)
     silences = [0.45, 0.60, 0.75, 0.90, 1.05, 1.25]
-    assert [detector.look(heard_at + silence) for silence in silences] == [False] * 5 + [True]
+    assert [detector.look(received_at + silence) for silence in silences] == [False] * 5 + [True]
 
 
 def test_a_process_that_was_stopped_does_not_take_its_own_absence_for_silence() -> None:

@@ -36,7 +36,7 @@ class Admission(Generic[EntryT]):
         self._arrivals: dict[EntryT, tuple[int, int]] = {}
         """Priority and number of each entry: its place in the queue."""
         self._arrival_numbers = itertools.count()
-        self._is_short_of_room = False
+        self._is_short_of_capacity = False
         """An entry found no room, and the queue has not been empty since: entries are started one by one."""
         self._on_trial: EntryT | None = None
         """The entry that was started last, while it is not known whether it has room."""
@@ -58,11 +58,11 @@ class Admission(Generic[EntryT]):
             return None
         entry = self.waiting.popleft()
         self.running[entry] = None
-        if self._is_short_of_room:
+        if self._is_short_of_capacity:
             self._on_trial = entry
         return entry
 
-    def found_room(self, entry: EntryT) -> bool:
+    def found_capacity(self, entry: EntryT) -> bool:
         """Record that an entry has room; return whether others waited for that."""
         if self._on_trial is not entry:
             return False
@@ -73,7 +73,7 @@ class Admission(Generic[EntryT]):
         """Return an entry without room to its place in the queue; none starts before ``unblock``."""
         del self.running[entry]
         self._enqueue(entry)
-        self._is_blocked = self._is_short_of_room = True
+        self._is_blocked = self._is_short_of_capacity = True
         if self._on_trial is entry:
             self._on_trial = None
 
@@ -119,7 +119,7 @@ class Admission(Generic[EntryT]):
 
     def _end_trial(self) -> None:
         self._on_trial = None
-        self._is_short_of_room = self._is_short_of_room and bool(self.waiting)
+        self._is_short_of_capacity = self._is_short_of_capacity and bool(self.waiting)
 
     def _has_place(self) -> bool:
         return not self._is_blocked and self._on_trial is None and len(self.running) < self.max_running

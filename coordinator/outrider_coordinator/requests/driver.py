@@ -66,7 +66,7 @@ class Driver:
         )
         self._runner = RequestRunner(self.services, self.placement, request_manager, self._failover, self._deliver)
         self.submit, self.park = self._runner.submit, self._runner.park
-        self.found_room = self._runner.found_room
+        self.found_capacity = self._runner.found_capacity
         self.retry_draft = self._failover.retry_draft
 
     # Requests.

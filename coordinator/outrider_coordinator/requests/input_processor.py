@@ -22,7 +22,7 @@ from outrider.tokenization import ModelText, TextTokenizer
 from outrider.tokenization.sampling_defaults import MAX_NEW_TOKENS
 from outrider.types import ModelDescription, SamplingParams
 from outrider_coordinator.acceptance import JudgeRules, judging_rule
-from outrider_coordinator.routing.placement import capacity, check_room
+from outrider_coordinator.routing.placement import capacity, check_capacity
 from outrider_coordinator.session.engine_request import EngineRequest
 
 Runs = tuple[tuple[int, ...], ...]
@@ -228,7 +228,7 @@ class InputProcessor:
         if request.max_tokens == TO_THE_END:
             most = int(self._defaults.get(MAX_NEW_TOKENS, max_tokens))
             max_tokens = max(1, min(max_tokens, most, capacity(self._target) - num_prompt_tokens))
-        check_room(self._target, num_prompt_tokens, max_tokens)
+        check_capacity(self._target, num_prompt_tokens, max_tokens)
         return max_tokens
 
 

@@ -24,7 +24,7 @@ def log_trouble(side: str, event: object) -> None:
     elif isinstance(event, Preempted):
         _log.info("the session is preempted on the %s", side, extra=_about(event))
     elif isinstance(event, Refused):
-        _log.debug("the %s has no room: %s", side, event.reason, extra=_about(event))
+        _log.debug("the %s has no capacity: %s", side, event.reason, extra=_about(event))
 
 
 def _about(event: SessionLost | SessionFailed | Preempted | Refused) -> dict[str, object]:

@@ -16,7 +16,7 @@ from outrider.types import ModelDescription
 from outrider_coordinator.requests.failover import Deliver, Failover
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_state import RequestState
-from outrider_coordinator.routing.placement import Placement, check_room
+from outrider_coordinator.routing.placement import Placement, check_capacity
 from outrider_coordinator.routing.services import Services
 from outrider_coordinator.session.actions import Fail, Finish
 
@@ -54,10 +54,10 @@ class RequestRunner:
         self._request_manager.admission.unblock()
         self._admit()
 
-    def found_room(self, request: RequestState) -> None:
+    def found_capacity(self, request: RequestState) -> None:
         """The target has room for the request."""
         request.place.refused_by.clear()
-        if self._request_manager.admission.found_room(request):
+        if self._request_manager.admission.found_capacity(request):
             self._admit()
 
     def park(self, request: RequestState, retry_after_ms: int) -> None:
@@ -127,7 +127,7 @@ class RequestRunner:
         for request in self._request_manager.all():
             engine_request = request.loop.engine_request
             try:
-                check_room(target, len(engine_request.prompt_token_ids), engine_request.max_tokens)
+                check_capacity(target, len(engine_request.prompt_token_ids), engine_request.max_tokens)
             except OutriderError as error:
                 self._deliver(request, partial(request.loop.fail, error))
 

@@ -139,14 +139,14 @@ class SessionDriver:
         ended = self._batches.post_process()
         for request in ended:
             if not request.is_over:
-                self._lifecycle.found_room(request)
+                self._lifecycle.found_capacity(request)
         self._output.put(ended)
 
     def _find_rooms(self) -> None:
         """Tell of requests with scores that their targets have room for them."""
         scored, self._scored = self._scored, []
         for request in scored:
-            self._lifecycle.found_room(request)
+            self._lifecycle.found_capacity(request)
 
     def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
         """Check all proposals of a message, and send each to its target."""

@@ -145,7 +145,7 @@ def _note(
         prefixes.note(replica, place.tokens, place.cache_salt)
 
 
-def check_room(target: ModelDescription, num_prompt_tokens: int, max_tokens: int) -> None:
+def check_capacity(target: ModelDescription, num_prompt_tokens: int, max_tokens: int) -> None:
     """Raise ``InvalidRequestError`` if an empty target could not hold this number of tokens."""
     if trouble := _trouble(target, num_prompt_tokens + max_tokens):
         raise InvalidRequestError("max_tokens", f"{num_prompt_tokens} prompt tokens and {max_tokens} more {trouble}")

@@ -69,8 +69,8 @@ def waits_for_prompt(session: SessionState, length: int) -> bool:
         return False
     if length != num_prompt_tokens + 1 or session.policy.num_together(session.speculation) != 1:
         return False
-    has_room = room_for(session, 1, length, session.engine_request.max_tokens - 2) > 0
-    return has_room and session.policy.will_draft(session.speculation, num_prompt_tokens)
+    has_capacity = room_for(session, 1, length, session.engine_request.max_tokens - 2) > 0
+    return has_capacity and session.policy.will_draft(session.speculation, num_prompt_tokens)
 
 
 def is_held_back(session: SessionState) -> bool:
@@ -84,8 +84,8 @@ def needs_prefill_of_draft(session: SessionState) -> bool:
     if not session.policy.is_prefilling_drafts(session.speculation):
         return False
     length = session.tokens.length
-    has_room = room_for(session, 1, length, session.output.num_remaining - 1) > 0
-    return has_room and length - session.draft.held > LONGEST_INLINE_FEED
+    has_capacity = room_for(session, 1, length, session.output.num_remaining - 1) > 0
+    return has_capacity and length - session.draft.held > LONGEST_INLINE_FEED
 
 
 def why_not_asked(session: SessionState) -> WithoutDraft:

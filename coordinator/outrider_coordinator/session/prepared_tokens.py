@@ -76,8 +76,8 @@ class PreparedTokens(PreparedScores):
     def _may_draft(self) -> Bools:
         """Mask of the drafts that may be asked, and have room."""
         rows = self.rows
-        has_room = (rows[:, col.REMAINING] > 2) & (rows[:, col.CAPACITY] > rows[:, col.LENGTH] + 1)
-        found: Bools = (rows[:, col.FLAGS] & _NO_DRAFT == 0) & has_room
+        has_capacity = (rows[:, col.REMAINING] > 2) & (rows[:, col.CAPACITY] > rows[:, col.LENGTH] + 1)
+        found: Bools = (rows[:, col.FLAGS] & _NO_DRAFT == 0) & has_capacity
         return found
 
     def _asked_next(self, which: Which, tokens: Column) -> Taken:

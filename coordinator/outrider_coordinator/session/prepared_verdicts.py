@@ -79,7 +79,7 @@ class PreparedVerdicts(PreparedScores):
         """[B, W]: kept tokens by accepted draft tokens. A draft has KV for all but the last of its own tokens, so after
         that many acceptances it lacks this one too. One that reads hidden states computes its own anew."""
         self._spare = rows[:, col.CAPACITY] - self._base
-        self._least_room = min((rows[:, col.REMAINING] - 1).tolist() + self._spare.tolist()) - width
+        self._least_capacity = min((rows[:, col.REMAINING] - 1).tolist() + self._spare.tolist()) - width
         """Tokens that may be asked of every draft, whatever is accepted."""
         self._has_ends = table.may_end(itertools.chain.from_iterable(self._draft_lists))
         self._verdicts = _verdicts_on(self.sessions) if self.is_sparse else None
@@ -155,7 +155,7 @@ class PreparedVerdicts(PreparedScores):
     def _lengths(self, accepted: Ints, policy: DraftLengthPolicy) -> Column:
         """Draft tokens to ask for; 0 or less where there is no room for any."""
         wanted = policy.lengths(self.speculations)
-        if max(wanted) <= self._least_room:
+        if max(wanted) <= self._least_capacity:
             return np.array(wanted, dtype=U4)
         rooms = np.minimum(self.rows[:, col.REMAINING] - 2, self._spare - 1)
         found: Ints = np.minimum(np.array(wanted, dtype=np.int64), rooms - accepted)

@@ -18,7 +18,7 @@ def is_to_follow(session: SessionState) -> bool:
     """
     if not (session.draft.reads_states and session.policy.is_to_draft(session.speculation)):
         return False
-    return _has_room(session)
+    return _has_capacity(session)
 
 
 def is_feed_due(session: SessionState) -> bool:
@@ -28,10 +28,10 @@ def is_feed_due(session: SessionState) -> bool:
     side = session.draft
     holds_prompt = side.states.num_rows > LONGEST_INLINE_FEED
     is_due = not side.has_answered or holds_prompt or side.states.is_full
-    return is_due and (is_to_follow(session) or (holds_prompt and _has_room(session)))
+    return is_due and (is_to_follow(session) or (holds_prompt and _has_capacity(session)))
 
 
-def _has_room(session: SessionState) -> bool:
+def _has_capacity(session: SessionState) -> bool:
     return room_for(session, 1, session.tokens.length, session.output.num_remaining - 1) > 0
 
 

@@ -19,7 +19,7 @@ from outrider.benchmarks.schema import Result, Series
 from outrider.benchmarks.serving.gate import GateReport, check_exactness
 from outrider.benchmarks.serving.load import Decoding, run_load
 from outrider.benchmarks.serving.records import Record, Run
-from outrider.benchmarks.serving.workload import Prompt, Traffic, require_room
+from outrider.benchmarks.serving.workload import Prompt, Traffic, require_capacity
 from outrider.client import AsyncClient
 from outrider.errors import UnavailableError
 
@@ -68,8 +68,8 @@ async def run_plan(client: AsyncClient, plan: InterferencePlan) -> InterferenceO
     the way.
     """
     info = await client.model_info()
-    require_room(plan.running, plan.decoding.max_tokens, info.max_model_len)
-    require_room(plan.arriving, 1, info.max_model_len)
+    require_capacity(plan.running, plan.decoding.max_tokens, info.max_model_len)
+    require_capacity(plan.arriving, 1, info.max_model_len)
     draft_length = plan.decoding.num_speculative_tokens
     if draft_length is None:
         draft_length = info.num_speculative_tokens

@@ -22,7 +22,7 @@ from outrider.benchmarks.serving.gate import GateReport, check_exactness
 from outrider.benchmarks.serving.gpus import describe_placement, num_gpus
 from outrider.benchmarks.serving.load import Decoding, run_load
 from outrider.benchmarks.serving.records import Run
-from outrider.benchmarks.serving.workload import Prompt, Traffic, require_room
+from outrider.benchmarks.serving.workload import Prompt, Traffic, require_capacity
 from outrider.client import AsyncClient
 from outrider.errors import ConfigError, UnavailableError
 from outrider.generation import ModelInfo
@@ -158,7 +158,7 @@ async def run_plan(
         draft_length = info.num_speculative_tokens
     if plan.num_runs < 1:
         raise ConfigError("num_runs", f"must be at least 1, not {plan.num_runs}")
-    require_room(plan.prompts, plan.decoding.max_tokens, info.max_model_len)
+    require_capacity(plan.prompts, plan.decoding.max_tokens, info.max_model_len)
     gate = await _gate(client, plan, draft_length)
     salted = _salted(plan)
     arms = plan.arms(draft_length)

@@ -39,7 +39,7 @@ class Traffic:
             raise ConfigError("max_concurrency", f"must be at least 1, not {self.max_concurrency}")
 
 
-def require_room(prompts: Sequence[Prompt], num_tokens: int, max_model_len: int) -> None:
+def require_capacity(prompts: Sequence[Prompt], num_tokens: int, max_model_len: int) -> None:
     """``ConfigError`` when a request would be cut short by the model's length."""
     longest = max(map(len, prompts))
     if longest >= max_model_len:

@@ -126,7 +126,7 @@ def open_gpu_communicator(
         reason = (
             "symmetric memory is not available" if is_tried else "one-shot is off, or the ranks are on several hosts"
         )
-        _log.info("sums of %d ranks: NCCL (%s)", shard.size, reason)
+        _log.info("all-reduce of %d ranks: NCCL (%s)", shard.size, reason)
         return GpuCommunicator(shard, None, 0)
     limit, said = 0, []
     for num_bytes in MEASURED_BYTES:
@@ -137,7 +137,10 @@ def open_gpu_communicator(
             break
         limit = num_bytes
     _log.info(
-        "sums of %d ranks, one-shot / NCCL: %s; one-shot is used up to %d KiB", shard.size, ", ".join(said), limit >> 10
+        "all-reduce of %d ranks, one-shot / NCCL: %s; one-shot is used up to %d KiB",
+        shard.size,
+        ", ".join(said),
+        limit >> 10,
     )
     return GpuCommunicator(shard, symmetric, limit)
 
@@ -147,14 +150,14 @@ def try_symmetric_memory(shard: Shard, device: torch.device, dtype: torch.dtype)
     try:
         found = open_symmetric_memory(shard, device)
     except (RuntimeError, ImportError, AttributeError) as error:
-        _log.info("no symmetric memory: %s", error)
+        _log.info("no one-shot all-reduce: no symmetric memory: %s", error)
         found = None
     if not _all_agree(holds=found is not None) or found is None:
         return None
     try:
         is_right = found.is_right(device, dtype)
     except RuntimeError as error:  # of a type that torch's kernel does not sum, on every rank alike
-        _log.info("no sums of %s through symmetric memory: %s", dtype, error)
+        _log.info("no one-shot all-reduce of %s: %s", dtype, error)
         is_right = False
     return found if _all_agree(holds=is_right) else None
 

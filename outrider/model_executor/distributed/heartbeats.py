@@ -32,7 +32,7 @@ class _Peer:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.heard_at = self.moved_at = time.monotonic()
+        self.received_at = self.moved_at = time.monotonic()
         self.num_finished = 0
         self.rest = b""
 
@@ -94,13 +94,13 @@ class Heartbeats:
                 text = line.decode(errors="replace")
                 if text.startswith(_FAILED):
                     return peer.rank, text
-                _heard(peer, int(text))
+                _note_received(peer, int(text))
         return None
 
     def _missing(self, peers: list[_Peer]) -> tuple[int, str] | None:
         now = time.monotonic()
         for peer in peers:
-            if now - peer.heard_at > _SILENT_S:
+            if now - peer.received_at > _SILENT_S:
                 return peer.rank, f"sent nothing for {_SILENT_S:g} s"
             if peer.num_finished >= self.num_expected:
                 peer.moved_at = now
@@ -109,7 +109,7 @@ class Heartbeats:
         return None
 
 
-def _heard(peer: _Peer, num_finished: int) -> None:
-    peer.heard_at = time.monotonic()
+def _note_received(peer: _Peer, num_finished: int) -> None:
+    peer.received_at = time.monotonic()
     if num_finished != peer.num_finished:
-        peer.num_finished, peer.moved_at = num_finished, peer.heard_at
+        peer.num_finished, peer.moved_at = num_finished, peer.received_at

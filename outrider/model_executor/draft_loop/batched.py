@@ -144,7 +144,7 @@ def plan_draft_batch(table: KVCacheManager, batched: DraftBatch) -> DraftPlan:
     if table.states is not None:
         table.require_states(batched.sequences, batched.lengths)
     appended = [count + drafts - 1 for count, drafts in zip(counts, num_drafts, strict=True)]
-    pages = table.make_room(batched.sequences, batched.lengths, appended)
+    pages = table.reserve(batched.sequences, batched.lengths, appended)
     size = pages.page_size
     positions: list[int] = []
     slots: list[int] = []

@@ -82,7 +82,7 @@ def check_draft_rows(
         if not 1 <= row.num_drafts <= MAX_STEPS:
             raise InvalidRequestError("num_drafts", f"must be from 1 to {MAX_STEPS}, not {row.num_drafts}")
         more = len(row.token_ids) + row.num_drafts - 1
-        manager.require_room(row.sequence, more)
+        manager.require_capacity(row.sequence, more)
         limits.check(row.token_ids, row.sequence.length + more)
 
 

@@ -340,6 +340,6 @@ def _try_out(model: Any, config: ModelConfig) -> tuple[KVCacheLayout | None, Gro
     try:
         _Module(model, config.num_layers)
     except Exception as error:
-        _log.info("%s: linear layers stay apart: %s", config.architecture, one_line(error))
+        _log.info("%s: linear layers are not merged: %s", config.architecture, one_line(error))
         return layout, ()
     return layout, groups

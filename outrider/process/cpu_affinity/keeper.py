@@ -55,7 +55,7 @@ async def pinned_to_cpus(count: int | None, is_busy: Callable[[], bool]) -> Asyn
 def _begin(processors: Sequence[int], wanted: int, allowed: Collection[int]) -> list[subprocess.Popen[bytes]] | None:
     """Pin the threads and start busy polling; None, and nothing changed, where that fails."""
     if len(processors) < wanted:
-        _log.warning("processors may idle: of %d wanted, %d are not taken by others", wanted, len(processors))
+        _log.warning("CPU pinning: of %d CPUs wanted, %d are not taken by others", wanted, len(processors))
         return None
     spinners: list[subprocess.Popen[bytes]] = []
     listed = ", ".join(map(str, processors))
@@ -63,10 +63,10 @@ def _begin(processors: Sequence[int], wanted: int, allowed: Collection[int]) -> 
         _stay_on(processors)
         spinners += map(_start, processors)
     except OSError as error:
-        _log.warning("processors may idle: this process cannot keep to processors %s: %s", listed, error)
+        _log.warning("CPU pinning: this process cannot be pinned to CPUs %s: %s", listed, error)
         _end(spinners, allowed)
         return None
-    _log.info("pinned to CPUs %s, which are polled busily while there is work", listed)
+    _log.info("pinned to CPUs %s, which are busy-polled while there is work", listed)
     return spinners
 
 
@@ -108,7 +108,7 @@ async def _tell(spinners: Sequence[subprocess.Popen[bytes]], is_busy: Callable[[
         await asyncio.sleep(_LOOK_S)
         if is_busy():
             running = [spinning for spinning in running if _tell_one(spinning)]
-    _log.warning("processors may idle: the programs that polled them have ended")
+    _log.warning("CPU pinning: the processes that polled have ended, so CPUs may idle")
 
 
 def _tell_one(spinning: subprocess.Popen[bytes]) -> bool:

@@ -313,7 +313,7 @@ class EngineThread(Generic[CommandT, EventT]):
         while self._taken:
             entry = self._taken[0]
             if isinstance(entry, _Drop):
-                self._forget(entry.link.link_id)
+                self._remove_link(entry.link.link_id)
                 entry.done()
             elif entry.link.link_id in self._links:
                 self._handle(entry)
@@ -399,9 +399,9 @@ class EngineThread(Generic[CommandT, EventT]):
         try:
             link.deliver(batch)
         except RuntimeError:  # its loop was closed without closing the link
-            self._forget(link_id)
+            self._remove_link(link_id)
 
-    def _forget(self, link_id: int) -> None:
+    def _remove_link(self, link_id: int) -> None:
         with self._lock:
             known = self._links.pop(link_id, None)
         if known is not None:

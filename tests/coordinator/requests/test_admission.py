@@ -66,7 +66,7 @@ def test_who_found_no_room_goes_back_to_the_head_and_blocks_the_others() -> None
     assert books.next() is None
     books.unblock()
     assert (books.next(), books.next()) == ("b", None)  # nobody overtakes while b may find no room again
-    assert books.found_room("b")
+    assert books.found_capacity("b")
     assert books.next() == "c"
 
 
@@ -93,12 +93,12 @@ def test_trials_end_with_the_queue_or_with_who_was_tried() -> None:
     assert books.next() == "b"
     books.leave("b")
     assert books.next() == "c"
-    assert not books.found_room("a")
-    assert books.found_room("c")
+    assert not books.found_capacity("a")
+    assert books.found_capacity("c")
     books.submit("d")
     books.submit("e")
     assert (books.next(), books.next()) == ("d", "e")  # the queue was empty: room is not short any more
-    assert not books.found_room("d")
+    assert not books.found_capacity("d")
 
 
 def test_the_end_of_a_running_one_unblocks() -> None:

@@ -119,7 +119,7 @@ async def test_processors_that_others_have_taken_are_left_to_them(
     async with pinned_to_cpus(1, lambda: True) as processors:
         assert processors == ()
         assert os.sched_getaffinity(0) == before
-    assert "of 1 wanted, 0 are not taken by others" in caplog.text
+    assert "of 1 CPUs wanted, 0 are not taken by others" in caplog.text
 
 
 async def test_where_threads_may_not_be_moved_everything_else_goes_on(
@@ -132,7 +132,7 @@ async def test_where_threads_may_not_be_moved_everything_else_goes_on(
     async with pinned_to_cpus(1, lambda: True) as processors:
         assert processors == ()
         assert _children() == []
-    assert "cannot keep to processors" in caplog.text
+    assert "cannot be pinned to CPUs" in caplog.text
 
 
 async def test_where_no_program_can_be_started_everything_else_goes_on(
@@ -143,7 +143,7 @@ async def test_where_no_program_can_be_started_everything_else_goes_on(
     async with pinned_to_cpus(1, lambda: True) as processors:
         assert processors == ()
         assert os.sched_getaffinity(0) == before
-    assert "cannot keep to processors" in caplog.text
+    assert "cannot be pinned to CPUs" in caplog.text
 
 
 @pytest.mark.parametrize("count", [0, None])
