@@ -151,7 +151,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma4": ("gemma4_text", GEMMA4),
     "gemma4-keys-as-values": ("gemma4_text", KEYS_AS_VALUES),
-    "gemma4-text-part": ("gemma4", {**GEMMA4, "num_kv_shared_layers": 0, "use_double_wide_mlp": False}),
+    "gemma4-text-part": (
+        "gemma4",
+        {**GEMMA4, "num_kv_shared_layers": 0, "use_double_wide_mlp": False, "hidden_activation": "silu"},
+    ),
     "gemma4-experts": ("gemma4_text", GEMMA4_EXPERTS),
     "gemma4-experts-text-part": ("gemma4", {**GEMMA4_EXPERTS, **KEYS_AS_VALUES}),
     "gemma4-unified": ("gemma4_unified_text", KEYS_AS_VALUES),

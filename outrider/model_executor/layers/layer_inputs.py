@@ -51,6 +51,7 @@ class LayerInputBlock:
     def __init__(self, context: LayerContext, layer: int) -> None:
         config, module = context.config, f"model.layers.{layer}."
         inner, hidden = config.variant.layer_input_size, config.hidden_size
+        self._is_gelu = config.variant.activation == "gelu_tanh"
         self._gate = Linear(
             context, Features.all(hidden), (Features.all(inner, "per_layer_input_gate"),), module=module
         )
@@ -61,8 +62,9 @@ class LayerInputBlock:
 
     def __call__(self, hidden: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """Addend [T, hidden] to the residual stream ``hidden`` [T, hidden]; ``features`` are the layer's, [T, P]."""
-        gated = F.gelu(self._gate(hidden), approximate="tanh").mul_(features)
-        return self._norm(self._projection(gated))
+        gate = self._gate(hidden)
+        gate = F.gelu(gate, approximate="tanh") if self._is_gelu else F.silu(gate)
+        return self._norm(self._projection(gate.mul_(features)))
 
     def weights(self) -> Weights:
         """Tensors, named below the layer."""
