@@ -21,7 +21,7 @@ from outrider.cli.stack.running import run_with_client
 from outrider.client import AsyncClient
 from outrider.config import FlagNames, load_all
 from outrider.config.fields import DraftMethod
-from outrider.config.typed_names import Place
+from outrider.config.typed_names import SettingKey
 from outrider.demo import DFLASH, DRAFT, EAGLE3, PROMPTS, TARGET, require_pair
 from outrider.demo.measure import DemoComparison, DemoWorkload, compare
 from outrider.errors import ConfigError
@@ -96,7 +96,7 @@ def demo(
         raise typer.Exit(1)
 
 
-def plan_demo(more: Mapping[Place, object], *, target: Path = TARGET, draft: Path = DRAFT) -> StackPlan:
+def plan_demo(more: Mapping[SettingKey, object], *, target: Path = TARGET, draft: Path = DRAFT) -> StackPlan:
     """The three services on a pair, with these settings beside what a demonstration always has."""
     settings = {
         ("target", "model"): str(target),

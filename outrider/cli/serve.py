@@ -22,7 +22,7 @@ from outrider.cli.stack.running import Described, run_until_signal
 from outrider.cli.stack.secret import LinkSecret, hold_tokens
 from outrider.cli.typed import typed_flags
 from outrider.config import UNSET, CoordinatorSettings, Effective, FlagNames, load_all
-from outrider.config.typed_names import Place
+from outrider.config.typed_names import SettingKey
 from outrider.errors import ConfigError
 from outrider.generation import ModelPlacement
 from outrider.telemetry import guard_output
@@ -69,7 +69,9 @@ def serve(
     asyncio.run(run_until_signal(plan, verbose=verbose, on_ready=on_ready))
 
 
-def _load(flags: dict[Place, Any], speculative_config: str | None, config: str | None, names: FlagNames) -> Effective:
+def _load(
+    flags: dict[SettingKey, Any], speculative_config: str | None, config: str | None, names: FlagNames
+) -> Effective:
     try:
         return load_all(flags, speculative_config=speculative_config, config=config, flag_names=names)
     except ConfigError as error:

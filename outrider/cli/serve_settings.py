@@ -10,10 +10,10 @@ from outrider.cli.compatibility.table import SETTING_SWITCHES, SETTINGS
 from outrider.cli.typed import Typed
 from outrider.config.schema import SECTIONS
 from outrider.config.sources import FlagNames
-from outrider.config.typed_names import Place
+from outrider.config.typed_names import SettingKey
 from outrider.errors import ConfigError
 
-_PLACES = {
+_SETTING_KEYS = {
     "revision": "target.revision",
     "max_model_len": "target.max_model_len",
     "tensor_parallel_size": "target.tensor_parallel_size",
@@ -71,39 +71,39 @@ Options = Mapping[str, Any]
 """Values of the options by their Python names; None: not given."""
 
 
-def settings_of(options: Options) -> dict[Place, Any]:
+def settings_of(options: Options) -> dict[SettingKey, Any]:
     """(section, key) -> value of the options that were given."""
     return {place: value for _, place, value in _set(options)}
 
 
-def flag_names(options: Options, typed: Typed, set_places: Collection[Place]) -> FlagNames:
+def flag_names(options: Options, typed: Typed, given_keys: Collection[SettingKey]) -> FlagNames:
     """Names of settings: as typed, the strongest last; for a default, the flag that would set it."""
     names = {
         (section, key): f"--set {section}.{key}" for section, known in SECTIONS.items() for key in known.model_fields
     }
-    names |= {place: flag for flag, places in _VLLM_FLAGS.items() for place in places}
-    named = {**_DERIVED, **_PLACES}
-    names |= {place: typed.spelling(option) for option, places in named.items() for place in _places(places)}
+    names |= {place: flag for flag, keys in _VLLM_FLAGS.items() for place in keys}
+    named = {**_DERIVED, **_SETTING_KEYS}
+    names |= {place: typed.spelling(option) for option, keys in named.items() for place in _keys(keys)}
     names |= {_TARGET_MODEL: "--model" if "--model" in typed.flags else MODEL}
     names |= {place: typed.spelling(option) for option, place, _ in _set(options)}
-    names |= {place: f"--set {'.'.join(place)}" for place in set_places}
+    names |= {place: f"--set {'.'.join(place)}" for place in given_keys}
     names |= {place: flag for flag in typed.flags for place in _VLLM_FLAGS.get(flag, ())}
     return FlagNames(names, typed.spelling("speculative_config"))
 
 
-def _places(text: str) -> list[Place]:
+def _keys(text: str) -> list[SettingKey]:
     """Settings of a table's entry; a value may follow each."""
     return [(section, key) for each in text.split() for section, _, key in [each.partition("=")[0].partition(".")]]
 
 
-_VLLM_FLAGS = {flag: _places(text) for flag, text in {**SETTINGS, **SETTING_SWITCHES}.items()}
+_VLLM_FLAGS = {flag: _keys(text) for flag, text in {**SETTINGS, **SETTING_SWITCHES}.items()}
 """Flag of vLLM's that is no option: its settings."""
 
 
-def _set(options: Options) -> Iterator[tuple[str, Place, Any]]:
+def _set(options: Options) -> Iterator[tuple[str, SettingKey, Any]]:
     """(option, setting, value) of each setting that the options set."""
-    for option, places in _PLACES.items():
-        for place in _places(places) if options.get(option) is not None else ():
+    for option, keys in _SETTING_KEYS.items():
+        for place in _keys(keys) if options.get(option) is not None else ():
             yield option, place, options[option]
     yield from _of_names(options.get("served_model_name"))
     yield from _of_metrics(options.get("metrics_port"))
@@ -113,7 +113,7 @@ def _set(options: Options) -> Iterator[tuple[str, Place, Any]]:
         yield "disable_log_stats", (section, "log_interval_s"), 0.0
 
 
-def _of_metrics(first: int | None) -> Iterator[tuple[str, Place, Any]]:
+def _of_metrics(first: int | None) -> Iterator[tuple[str, SettingKey, Any]]:
     """The ports count up from that of the coordinator; ``ConfigError`` for one after which there are too few."""
     if first is None:
         return
@@ -125,7 +125,7 @@ def _of_metrics(first: int | None) -> Iterator[tuple[str, Place, Any]]:
         yield "metrics_port", (section, "metrics_port"), first + number
 
 
-def _of_names(given: Sequence[str] | None) -> Iterator[tuple[str, Place, Any]]:
+def _of_names(given: Sequence[str] | None) -> Iterator[tuple[str, SettingKey, Any]]:
     """The target is called by the first name; requests over HTTP may use any."""
     names = [name.strip() for part in given or () for name in part.split(",") if name.strip()]
     if names:

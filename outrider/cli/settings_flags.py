@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.config.schema import SECTIONS
-from outrider.config.typed_names import RENAMED, Place, check_known
+from outrider.config.typed_names import RENAMED, SettingKey, check_known
 from outrider.errors import ConfigError
 
 SpeculativeConfig = Annotated[
@@ -26,12 +26,12 @@ SetOptions = Annotated[
 ]
 
 
-def parse_set(options: list[str] | None) -> dict[Place, Any]:
+def parse_set(options: list[str] | None) -> dict[SettingKey, Any]:
     """(section, key) -> text of each ``--set section.key=value``."""
     return dict(_parse_one(option) for option in options or ())
 
 
-def _parse_one(option: str) -> tuple[Place, str]:
+def _parse_one(option: str) -> tuple[SettingKey, str]:
     name, equals, value = option.partition("=")
     section, dot, key = name.strip().partition(".")
     if not (equals and dot):

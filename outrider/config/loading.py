@@ -23,7 +23,7 @@ from outrider.config.schema import (
     TargetSettings,
 )
 from outrider.config.sources import CONFIG, FlagNames, SettingSource, read_environment, read_file, read_flags
-from outrider.config.typed_names import Place, TypedNames
+from outrider.config.typed_names import SettingKey, TypedNames
 from outrider.errors import ConfigError
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -38,7 +38,7 @@ class Effective:
     """Settings, and the source of each value that is not the default."""
 
     settings: Settings
-    origins: dict[Place, str]
+    origins: dict[SettingKey, str]
     """(section, key) -> "flag", a variable's name or a file's path."""
     names: TypedNames = field(default_factory=TypedNames)
     """Names for errors that come later."""
@@ -66,14 +66,14 @@ def load_named(
         return _validate(section, values), names
 
 
-def _typed_names(sources: Sequence[SettingSource], flags: FlagNames) -> dict[Place, str]:
+def _typed_names(sources: Sequence[SettingSource], flags: FlagNames) -> dict[SettingKey, str]:
     """Setting: its name in the strongest source that gives it; that of its flag for what no source gives."""
     given = {place: source.names.get(place, ".".join(place)) for source in sources for place in source.values}
     return {**flags.settings, **given}
 
 
 def load_all(
-    flags: Mapping[Place, Any],
+    flags: Mapping[SettingKey, Any],
     *,
     speculative_config: str | None = None,
     config: str | None = None,
@@ -100,10 +100,10 @@ def load_all(
     return Effective(settings, origins, names)
 
 
-def merge(sources: Sequence[SettingSource]) -> tuple[dict[str, dict[str, Any]], dict[Place, str]]:
+def merge(sources: Sequence[SettingSource]) -> tuple[dict[str, dict[str, Any]], dict[SettingKey, str]]:
     """Merge the sources, weakest first, into section -> key -> value, with the origin of each value."""
     values: dict[str, dict[str, Any]] = {}
-    origins: dict[Place, str] = {}
+    origins: dict[SettingKey, str] = {}
     for source in sources:
         for (section, key), value in source.values.items():
             values.setdefault(section, {})[key] = value
@@ -112,7 +112,7 @@ def merge(sources: Sequence[SettingSource]) -> tuple[dict[str, dict[str, Any]], 
 
 
 def _sources(
-    flags: Mapping[Place, Any],
+    flags: Mapping[SettingKey, Any],
     speculative_config: str | None,
     config: str | None,
     environ: Mapping[str, str] | None,

@@ -16,7 +16,7 @@ from typing import Any
 from outrider.config import speculative
 from outrider.config.client import CLIENT_VARIABLES
 from outrider.config.schema import SECTIONS
-from outrider.config.typed_names import RENAMED, Place, check_known, unknown
+from outrider.config.typed_names import RENAMED, SettingKey, check_known, unknown
 from outrider.errors import ConfigError, install_command
 
 PREFIX = "OUTRIDER_"
@@ -30,10 +30,10 @@ class SettingSource:
     """The settings of one source."""
 
     name: str
-    values: dict[Place, Any]
-    origins: dict[Place, str] = field(default_factory=dict)
+    values: dict[SettingKey, Any]
+    origins: dict[SettingKey, str] = field(default_factory=dict)
     """Origins of single values that have a better name than the source's."""
-    names: dict[Place, str] = field(default_factory=dict)
+    names: dict[SettingKey, str] = field(default_factory=dict)
     """Names of settings in errors: the flag, the variable, or the file and the key."""
 
 
@@ -41,7 +41,7 @@ class SettingSource:
 class FlagNames:
     """Names of a command line's flags in errors."""
 
-    settings: Mapping[Place, str] = field(default_factory=dict)
+    settings: Mapping[SettingKey, str] = field(default_factory=dict)
     """Text of a setting that was given as it was typed, or the flag that would set it."""
     speculative_config: str = speculative.NAME
 
@@ -51,7 +51,7 @@ def variable_name(section: str, key: str) -> str:
     return f"{PREFIX}{section}_{key}".upper()
 
 
-def read_flags(flags: Mapping[Place, Any], speculative_config: str | None, flag_names: FlagNames) -> SettingSource:
+def read_flags(flags: Mapping[SettingKey, Any], speculative_config: str | None, flag_names: FlagNames) -> SettingSource:
     """The settings of the command line; None is unset."""
     plain = {place: value for place, value in flags.items() if value is not None}
     of_config = flag_names.speculative_config
@@ -65,16 +65,16 @@ def read_environment(environ: Mapping[str, str]) -> SettingSource:
     """Every ``OUTRIDER_*`` variable; an empty one counts as unset, an unknown one is a ``ConfigError``."""
     present = {(name, key): (name, key) for name, section in SECTIONS.items() for key in section.model_fields}
     former = {(name, old): (name, key) for name, key in present for old in RENAMED if RENAMED[old] == key}
-    places = {variable_name(*typed): place for typed, place in (former | present).items()}
+    known = {variable_name(*typed): place for typed, place in (former | present).items()}
     given = {name: value for name, value in environ.items() if name.startswith(PREFIX) and value}
     given = {name: value for name, value in given.items() if not _is_service_link(name, value)}
     given = {name: value for name, value in given.items() if name not in CLIENT_VARIABLES}
     config = speculative.parse_json(given.pop(_SPECULATIVE, "{}"), _SPECULATIVE)
     given.pop(CONFIG, None)
     for name in given:
-        if name not in places:
-            raise _unknown_variable(name, [*places, CONFIG, _SPECULATIVE])
-    names = {places[name]: name for name in given}
+        if name not in known:
+            raise _unknown_variable(name, [*known, CONFIG, _SPECULATIVE])
+    names = {known[name]: name for name in given}
     plain = {place: given[name] for place, name in names.items()}
     values = _with_speculative(plain, config, names, _SPECULATIVE)
     origins = {place: names.get(place, _SPECULATIVE) for place in values}
@@ -105,7 +105,7 @@ def _named_with(path: str) -> Iterator[None]:
         raise ConfigError(f"{path}: {error.field}", error.problem) from error
 
 
-def _speculative_names(values: Iterable[Place], plain: Collection[Place], name: str) -> dict[Place, str]:
+def _speculative_names(values: Iterable[SettingKey], plain: Collection[SettingKey], name: str) -> dict[SettingKey, str]:
     """Setting: vLLM's key that gave it, below the ``name`` of the ``speculative_config``."""
     return {place: f"{name}.{speculative.key_of(place)}" for place in values if place not in plain}
 
@@ -158,8 +158,8 @@ def _unknown_variable(name: str, known: list[str]) -> ConfigError:
 
 
 def _with_speculative(
-    plain: dict[Place, Any], config: Mapping[str, Any], names: Mapping[Place, str], name: str
-) -> dict[Place, Any]:
+    plain: dict[SettingKey, Any], config: Mapping[str, Any], names: Mapping[SettingKey, str], name: str
+) -> dict[SettingKey, Any]:
     """The settings with those of a ``speculative_config`` that errors call ``name``; ``names`` are the others'."""
     translated = speculative.translate(config, name)
     for place, value in translated.items():

@@ -9,14 +9,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.config.typed_names import Place, check_known
+from outrider.config.typed_names import SettingKey, check_known
 from outrider.errors import ConfigError
 
 NAME = "speculative_config"
 
 _EXAMPLE = '{"model": "/models/draft", "num_speculative_tokens": 4}'
 
-KEYS: dict[str, Place] = {
+KEYS: dict[str, SettingKey] = {
     "method": ("draft", "method"),
     "model": ("draft", "model"),
     "revision": ("draft", "revision"),
@@ -40,7 +40,7 @@ KEYS: dict[str, Place] = {
 }
 """vLLM's key: our section and key, for values that mean the same."""
 
-_SWITCHES: dict[str, tuple[Place, Any]] = {
+_SWITCHES: dict[str, tuple[SettingKey, Any]] = {
     "enforce_eager": (("draft", "cuda_graph_memory_mb"), 0),
     "disable_log_stats": (("coordinator", "log_interval_s"), 0),
 }
@@ -113,7 +113,7 @@ def as_mapping(value: object, name: str) -> Mapping[str, Any]:
     return value
 
 
-def translate(config: Mapping[str, Any], name: str) -> dict[Place, Any]:
+def translate(config: Mapping[str, Any], name: str) -> dict[SettingKey, Any]:
     """Return (section, key) -> value; ``ConfigError`` for an unsupported key, below the ``name`` that was typed. A null
     counts as unset, as in vLLM.
     """
@@ -127,10 +127,10 @@ def translate(config: Mapping[str, Any], name: str) -> dict[Place, Any]:
     return values | {place: value for key, (place, value) in _SWITCHES.items() if _is_on(key, given, name)}
 
 
-def key_of(place: Place) -> str:
+def key_of(place: SettingKey) -> str:
     """The key of vLLM that sets a setting."""
-    places = KEYS | {key: set_place for key, (set_place, _) in _SWITCHES.items()}
-    return next(key for key, known in places.items() if known == place)
+    keys = KEYS | {key: set_place for key, (set_place, _) in _SWITCHES.items()}
+    return next(key for key, known in keys.items() if known == place)
 
 
 def _refuse(key: str, value: object, name: str) -> None:

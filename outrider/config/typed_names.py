@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from outrider.errors import ConfigError
 
-Place = tuple[str, str]
+SettingKey = tuple[str, str]
 """(section, key)."""
 
 RENAMED = {"max_prefill_beside": "max_mixed_prefill_tokens", "num_awake_processors": "num_pinned_cpus"}
@@ -34,7 +34,7 @@ What a message begins with is the value that was given, such as a file by the na
 class TypedNames:
     """Settings under the names that were typed."""
 
-    names: Mapping[Place, str] = field(default_factory=dict)
+    names: Mapping[SettingKey, str] = field(default_factory=dict)
     """Setting: its flag, its variable, or the file with its key there; a flag for one that was not given."""
     section: str = ""
     """Section of the settings that errors name without one: that of the process; empty if there are several."""

@@ -85,17 +85,17 @@ def load_command(session: MeasuringSession, row: LoadRow, addresses: Addresses) 
 
 
 def bench_command(session: MeasuringSession, row: CommandRow, address: str | None) -> list[str]:
-    """The row's command, its places filled in."""
-    places = {"{device}": session.device, "{dtype}": session.dtype, "{address}": address or ""}
+    """The row's command, its placeholders filled in."""
+    placeholders = {"{device}": session.device, "{dtype}": session.dtype, "{address}": address or ""}
     if row.reads("{pair}"):
-        places["{pair}"] = str(make_pair(session, row.services))
-    words = [_filled(word, places) for word in (*row.words, *(row.tiny if session.is_tiny else row.full))]
+        placeholders["{pair}"] = str(make_pair(session, row.services))
+    words = [_filled(word, placeholders) for word in (*row.words, *(row.tiny if session.is_tiny else row.full))]
     return session.command("-m", "outrider.cli", "bench", *words, "--save", f"{session.name}-{row.name}")
 
 
-def _filled(word: str, places: dict[str, str]) -> str:
-    for place, value in places.items():
-        word = word.replace(place, value)
+def _filled(word: str, placeholders: dict[str, str]) -> str:
+    for placeholder, value in placeholders.items():
+        word = word.replace(placeholder, value)
     return word
 
 
@@ -107,11 +107,11 @@ def measure_peer(session: MeasuringSession, row: PeerRow) -> bool:
     """
     if session.vllm is None:
         return False
-    places = {}
-    for place, with_weights in (("{pair}", True), ("{shapes}", False)):
-        if place in session.vllm:
-            places[place] = str(make_pair(session, row.services, with_weights=with_weights))
-    command = [_filled(word, places) for word in shlex.split(session.vllm)]
+    placeholders = {}
+    for placeholder, with_weights in (("{pair}", True), ("{shapes}", False)):
+        if placeholder in session.vllm:
+            placeholders[placeholder] = str(make_pair(session, row.services, with_weights=with_weights))
+    command = [_filled(word, placeholders) for word in shlex.split(session.vllm)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": session.environment["CUDA_VISIBLE_DEVICES"]}
     errors = session.log(f"{row.name}-errors")
     with session.log(row.name).open("w") as output, errors.open("w") as told:

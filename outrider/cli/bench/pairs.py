@@ -15,14 +15,14 @@ from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.plan import StackPlan
 from outrider.cli.stack.preparation import prepare_stack
 from outrider.config import FlagNames, load_all
-from outrider.config.typed_names import Place
+from outrider.config.typed_names import SettingKey
 from outrider.demo import DRAFT, TARGET, require_pair
 from outrider.errors import ConfigError
 from outrider.generation import ModelInfo
 from outrider.process.extras import require_all, require_extras
 from outrider.types import NOISE_MARK, SYNTHETIC_MARK
 
-_OPTIONS: dict[Place, str] = {
+_OPTIONS: dict[SettingKey, str] = {
     ("draft", "model"): "draft_model",
     ("target", "device"): "device",
     ("draft", "device"): "draft_device",
@@ -91,7 +91,7 @@ def plan_pair(
     where: Where, devices: dict[str, str], num_speculative_tokens: int | None, set_options: list[str] | None
 ) -> StackPlan:
     """Three processes on this host; the ``devices`` are a command's own flags. Refuses at once what cannot work."""
-    flags: dict[Place, Any] = {
+    flags: dict[SettingKey, Any] = {
         ("target", "model"): str(where.target),
         ("draft", "model"): None if where.draft is None else str(where.draft),
         ("target", "device"): devices["device"],

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from outrider.addresses import bare_host, check_listening
 from outrider.cli.stack.plan import LOOPBACK, ServiceSpec, address_of, spec_of
 from outrider.config import CoordinatorSettings, GatewaySettings, Settings
-from outrider.config.typed_names import Place
+from outrider.config.typed_names import SettingKey
 from outrider.errors import ConfigError, install_command
 from outrider.process.extras import missing_packages
 
@@ -31,7 +31,7 @@ class GatewayPlan:
     """Reason why there is no gateway, unless it was turned off."""
 
 
-def plan_gateway(settings: Settings, *, explicit: Collection[Place]) -> GatewayPlan:
+def plan_gateway(settings: Settings, *, explicit: Collection[SettingKey]) -> GatewayPlan:
     """The gateway for these settings; ``ConfigError`` if its port was set and it cannot be started."""
     if not settings.gateway.enabled:
         return GatewayPlan()
@@ -56,7 +56,9 @@ def plan_gateway(settings: Settings, *, explicit: Collection[Place]) -> GatewayP
     return GatewayPlan(_specs(gateway), gateway, f"{scheme}://{address_of(gateway.host, gateway.port)}/v1")
 
 
-def spread_over(plan: GatewayPlan, addresses: Sequence[str], explicit: Collection[Place]) -> tuple[ServiceSpec, ...]:
+def spread_over(
+    plan: GatewayPlan, addresses: Sequence[str], explicit: Collection[SettingKey]
+) -> tuple[ServiceSpec, ...]:
     """The processes with a coordinator each to begin with, and the others for when that one does not answer.
 
     ``addresses`` are those of coordinators that share one; where there are none, or the settings say where coordinators
@@ -68,7 +70,9 @@ def spread_over(plan: GatewayPlan, addresses: Sequence[str], explicit: Collectio
     return _specs(settings, [",".join((*addresses[n:], *addresses[:n])) for n in range(len(addresses))])
 
 
-def beside(gateway: GatewaySettings, coordinator: CoordinatorSettings, explicit: Collection[Place]) -> GatewaySettings:
+def beside(
+    gateway: GatewaySettings, coordinator: CoordinatorSettings, explicit: Collection[SettingKey]
+) -> GatewaySettings:
     """The gateway's settings with those that follow from the coordinator's."""
     update: dict[str, object] = {"coordinator_address": address_of(coordinator.host, coordinator.port)}
     followed = {name: getattr(coordinator, name) for name in _SHARED}

@@ -15,7 +15,7 @@ from outrider.cli.stack.replicas import check_metrics_ports, coordinator_process
 from outrider.cli.stack.secret import LinkSecret
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Settings, TargetSettings, to_argv
 from outrider.config.fields import DraftMethod
-from outrider.config.typed_names import Place, TypedNames
+from outrider.config.typed_names import SettingKey, TypedNames
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity, link_security
 
 LOOPBACK = "127.0.0.1"
@@ -87,7 +87,7 @@ class StackPlan:
 def plan_stack(
     settings: Settings,
     *,
-    explicit: Collection[Place],
+    explicit: Collection[SettingKey],
     free_port: Callable[[], int],
     secret: LinkSecret | None = None,
     replica_devices: tuple[str, ...] = (),
@@ -134,7 +134,7 @@ def plan_stack(
 
 
 def _with_replicas(
-    section: ModelT, devices: tuple[str, ...], explicit: Collection[Place], free_port: Callable[[], int]
+    section: ModelT, devices: tuple[str, ...], explicit: Collection[SettingKey], free_port: Callable[[], int]
 ) -> dict[str, ModelT]:
     """The replicas of one model by the names of their processes; the first has the section's own device and ports."""
     first = _local(section, explicit, free_port)
@@ -153,7 +153,7 @@ def _with_target_model(settings: Settings) -> Settings:
     return replace(settings, draft=draft.model_copy(update={"target_model": settings.target.model}))
 
 
-def _with_room_for_sessions(settings: Settings, explicit: Collection[Place], num_targets: int) -> Settings:
+def _with_room_for_sessions(settings: Settings, explicit: Collection[SettingKey], num_targets: int) -> Settings:
     """Settings with room for the coordinator's running requests in both models, in the draft those of all its targets;
     as many more may be about to end.
     """
@@ -165,7 +165,7 @@ def _with_room_for_sessions(settings: Settings, explicit: Collection[Place], num
     )
 
 
-def _with_room(section: ModelT, needed: int, explicit: Collection[Place]) -> ModelT:
+def _with_room(section: ModelT, needed: int, explicit: Collection[SettingKey]) -> ModelT:
     if (section.name, "max_sessions_per_link") in explicit or section.max_sessions_per_link >= needed:
         return section
     return section.model_copy(update={"max_sessions_per_link": needed})
@@ -197,7 +197,7 @@ def _inheriting(secret: LinkSecret, plan: StackPlan) -> StackPlan:
     return replace(plan, models=held(plan.models), coordinators=held(plan.coordinators))
 
 
-def _sized_for(settings: Settings, explicit: Collection[Place]) -> Settings:
+def _sized_for(settings: Settings, explicit: Collection[SettingKey]) -> Settings:
     """KV cache and CUDA graphs for what this coordinator will ask for."""
     coordinator = settings.coordinator
     wanted = {
@@ -242,7 +242,7 @@ def _settings_by_port(settings: Settings) -> dict[int, str]:
     return found
 
 
-def _local(section: SectionT, explicit: Collection[Place], free_port: Callable[[], int]) -> SectionT:
+def _local(section: SectionT, explicit: Collection[SettingKey], free_port: Callable[[], int]) -> SectionT:
     """The section of a service that only the coordinator beside it talks to: any free port will do."""
     update = {} if (section.name, "port") in explicit else {"port": free_port()}
     return _probed(_at_once(section, explicit).model_copy(update=update), free_port)
@@ -255,7 +255,7 @@ def _probed(section: SectionT, free_port: Callable[[], int]) -> SectionT:
     return section.model_copy(update={"health_port": free_port(), "health_host": LOOPBACK})
 
 
-def _at_once(section: SectionT, explicit: Collection[Place]) -> SectionT:
+def _at_once(section: SectionT, explicit: Collection[SettingKey]) -> SectionT:
     """Service without a drain delay, which is for load balancers: there is none here."""
     return section if (section.name, "drain_delay_s") in explicit else section.model_copy(update={"drain_delay_s": 0.0})
 

@@ -14,7 +14,7 @@ from outrider.addresses import check_listening
 from outrider.cli.stack.plan import LOOPBACK
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Section, Settings, TargetSettings
 from outrider.config.fields import DraftMethod
-from outrider.config.typed_names import Place
+from outrider.config.typed_names import SettingKey
 from outrider.errors import ConfigError, ModelError
 from outrider.limits import TOKENIZER_BYTES
 from outrider.limits.bounded_files import read_of_folder
@@ -178,7 +178,7 @@ def check_files(section: Section) -> None:
 
 
 def check_listeners(
-    settings: Settings, gateway: GatewaySettings | None, explicit: Collection[Place] = frozenset()
+    settings: Settings, gateway: GatewaySettings | None, explicit: Collection[SettingKey] = frozenset()
 ) -> None:
     """Check that ports which were set differ, that those of models, metrics and health are free, and the gateway's
     files. ``explicit``: the settings that a user set; a model's port is of no concern otherwise.
