@@ -124,6 +124,8 @@ def test_sliding_windows_are_read_layer_by_layer(tmp_path: Path) -> None:
     layer_types = ["full_attention", "sliding_attention", "full_attention"]
     named = read_model_config(write_config(tmp_path, **mistral, layer_types=layer_types))
     assert named.sliding_windows == (None, 6, None), "as transformers' Ministral has it"
+    with pytest.raises(ModelError, match="has sliding_attention, and sliding_window is not set or not used"):
+        read_model_config(write_config(tmp_path, **qwen2, layer_types=layer_types))
 
 
 @pytest.mark.parametrize(

@@ -408,6 +408,8 @@ def _same_window(fields: Fields, window: int | None) -> tuple[int | None, ...]:
 def _windows_by_layer(fields: Fields) -> tuple[int | None, ...]:
     window: int | None = fields.get("sliding_window")
     if window is None:
+        if "sliding_attention" in (fields.get("layer_types") or ()):
+            raise ModelError("layer_types has sliding_attention, and sliding_window is not set or not used")
         return _same_window(fields, None)
     windows: dict[str, int | None] = {"full_attention": None, "sliding_attention": window}
     for layer_type in fields["layer_types"]:
