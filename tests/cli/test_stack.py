@@ -137,9 +137,9 @@ async def test_a_probe_that_waits_asks_once_and_is_answered_when_the_service_ser
         assert not await is_serving(address)
         assert asked.empty()
         with monkeypatch.context() as patch:
-            patch.setattr(probe, "_TIMEOUT_S", 0.5)
+            patch.setattr(probe, "CALL_TIMEOUT_S", 0.5)
             assert not await is_serving(address, waits=True)
-        monkeypatch.setattr(probe, "_TIMEOUT_S", DEADLINE_S)
+        monkeypatch.setattr(probe, "CALL_TIMEOUT_S", DEADLINE_S)
         waiting = asyncio.create_task(is_serving(address, waits=True))
         for _ in range(2):
             async with asyncio.timeout(DEADLINE_S):

@@ -9,7 +9,7 @@ import grpc.aio
 
 from outrider.addresses import split_address
 
-_TIMEOUT_S = 2.0
+CALL_TIMEOUT_S = 2.0
 """Longest wait for a health answer; a service that is busy for longer counts as not ready."""
 
 
@@ -17,8 +17,7 @@ async def is_serving(address: str, *, waits: bool = False) -> bool:
     """True if a server answers that it is SERVING, or 200 for a URL.
 
     For tcp://PLACE, only a connection is tested. ``waits``: a server over gRPC that answers otherwise gets
-    ``_TIMEOUT_S`` more to become SERVING. A connection for each question would take time of both processes while one
-    of them loads.
+    ``CALL_TIMEOUT_S`` more to become SERVING: a connection for each question costs a service that loads time.
     """
     if address.startswith("http://"):
         return await _answers_200(address)
@@ -31,7 +30,7 @@ async def is_serving(address: str, *, waits: bool = False) -> bool:
 async def _answers_200(url: str) -> bool:
     place, _, path = url.removeprefix("http://").partition("/")
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with asyncio.timeout(CALL_TIMEOUT_S):
             reader, writer = await _connect(place)
             try:
                 writer.write(f"GET /{path} HTTP/1.1\r\nHost: {place}\r\nConnection: close\r\n\r\n".encode())
@@ -44,7 +43,7 @@ async def _answers_200(url: str) -> bool:
 
 async def _is_listening(address: str) -> bool:
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with asyncio.timeout(CALL_TIMEOUT_S):
             _, writer = await _connect(address)
     except (OSError, TimeoutError):
         return False
@@ -69,10 +68,10 @@ async def _says_serving(address: str, *, waits: bool) -> bool:
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         try:
-            if (await health.Check(request, timeout=_TIMEOUT_S)).status == serving:
+            if (await health.Check(request, timeout=CALL_TIMEOUT_S)).status == serving:
                 return True
             if waits:
-                async for answer in health.Watch(request, timeout=_TIMEOUT_S):
+                async for answer in health.Watch(request, timeout=CALL_TIMEOUT_S):
                     if answer.status == serving:
                         return True
         except grpc.aio.AioRpcError:
