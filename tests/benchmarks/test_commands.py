@@ -1,14 +1,17 @@
 """`outrider bench` as a user types it."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.benchmarks.schema import load
 from outrider.benchmarks.tables import render
 from outrider.cli.bench import app
+from outrider.cli.bench.harness import table
 from outrider.cli.bench.pairs import find_pair
 from tests.support.tiny_models import cached_tiny_model
 
@@ -131,3 +134,10 @@ def test_of_services_that_ran_already_no_flag_tells_how_they_were_started() -> N
     flags = {"device": "cuda", "load_format": "safetensors", "settings": []}
     assert find_pair(None, None, "127.0.0.1:1").stated(**flags) == {"device": "cuda"}
     assert find_pair(None, None, None).stated(**flags) == flags
+
+
+def test_a_narrow_table_cuts_no_figure() -> None:
+    written = io.StringIO()
+    shown = table(("sessions", "between the forwards", "p99 ms"), [("32", 1234.5678, 115.878)])
+    Console(width=20, file=written, soft_wrap=True).print(shown)
+    assert {"sessions", "between", "forwards", "1234.568", "115.878"} <= set(written.getvalue().split())

@@ -50,12 +50,14 @@ def bar(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """Figures under heads; the first column is text."""
+    """Figures under heads; the first column is text. Words and figures are whole on narrow screens and in files too."""
     shown = Table(box=None, pad_edge=False)
-    for index, head in enumerate(heads):
-        shown.add_column(head, justify="left" if index == 0 else "right")
-    for row in rows:
-        shown.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row))
+    cells = [[f"{value:.3f}" if isinstance(value, float) else str(value) for value in row] for row in rows]
+    for index, column in enumerate(zip(heads, *cells, strict=True)):
+        longest = max(len(word) for cell in column for word in cell.split() or [""])
+        shown.add_column(column[0], justify="left" if index == 0 else "right", min_width=longest)
+    for row in cells:
+        shown.add_row(*row)
     return shown
 
 
