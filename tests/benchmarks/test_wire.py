@@ -31,7 +31,7 @@ def test_every_combination_is_measured_between_two_processes() -> None:
 
 @pytest.mark.parametrize(
     ("field", "plan"),
-    [("num_bytes", {"num_bytes": (4,)}), ("calls", {"calls": ("pigeon",)}), ("over", {"over": ()})],
+    [("--num-bytes", {"num_bytes": (4,)}), ("--call", {"calls": ("pigeon",)}), ("--over", {"over": ()})],
 )
 def test_what_cannot_be_measured_is_refused_by_name(field: str, plan: dict[str, tuple[int | str, ...]]) -> None:
     with pytest.raises(ConfigError, match=field):

@@ -76,21 +76,25 @@ def test_a_model_without_a_chat_template_is_told_before_a_message_is_asked_for(s
     assert runner.invoke(app, ["chat", "-a", service.address], input="").exit_code == 0
 
 
+# A shell's background job ignores SIGINT, and its children would too. With a function between fork and exec Python
+# forks, and gRPC's handlers run beside its threads.
+_INTERRUPTIBLE = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("outrider.cli", run_name="__main__", alter_sys=True)
+"""
+
+
 def test_ctrl_c_stops_the_answer_alone(service: Service) -> None:
     service.generator.stop_after = 2
-    command = [sys.executable, "-u", "-m", "outrider.cli", "chat", "-a", service.address, "--max-tokens", "3"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    # A shell's background job ignores SIGINT, and its children would too.
-    process = subprocess.Popen(  # type: ignore[call-overload]
-        command,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
-        **pipes,
-    )
+    command = [sys.executable, "-u", "-c", _INTERRUPTIBLE, "chat", "-a", service.address, "--max-tokens", "3"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process: Any = subprocess.Popen(command, text=True, **pipes)
     try:
         process.stdin.write("one\n")
         process.stdin.flush()
-        assert process.stdout.read(6) == "<0><1>"
+        if (said := process.stdout.read(6)) != "<0><1>":
+            pytest.fail(f"the chat said {said!r}, and then: {process.communicate(timeout=240)}")
         process.send_signal(signal.SIGINT)
         service.until(num_abandoned=1)
         service.generator.stop_after = None
