@@ -10,7 +10,7 @@ import torch
 from outrider.kv_cache import KVCacheLayout
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.loader.checkpoint import has_weights
-from outrider.model_executor.loader.fallback import check_files
+from outrider.model_executor.loader.fallback import read_sizes
 from outrider.model_executor.loader.model import (
     KVCacheDtype,
     LoadFormat,
@@ -100,11 +100,7 @@ def estimate_model(
     read: int | None = None
     cached = choose_cache_dtype(kv_cache_dtype, config, chosen, torch.device("cpu"))
     if config.is_fallback:
-        from outrider.model_executor.models.fallback import estimate_sizes  # imports all of transformers
-
-        sizes = estimate_sizes(folder, config, chosen, tensor_parallel_size)
-        if has_files:
-            check_files(folder, sizes)
+        sizes, _ = read_sizes(folder, config, chosen, tensor_parallel_size, has_files=has_files)
         num_bytes, layout, read = sizes.weight_bytes, sizes.layout, sizes.decoding_bytes
     else:
         last = Shard(tensor_parallel_size - 1, tensor_parallel_size)  # of an odd number of experts it has one more

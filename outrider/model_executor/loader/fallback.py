@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -37,33 +36,44 @@ def check_fallback(config: ModelConfig, *, load_format: str) -> None:
         raise ConfigError("attention_window", f"is not supported for {name}, which runs through transformers")
 
 
-def check_files(folder: Path, sizes: FallbackSizes, *, least_share: float = 1.0) -> dict[str, StoredTensor]:
-    """Tensors of a folder's files; ``ModelError`` where their headers are not those of a model of these ``sizes``: they
-    have less than this share of its parameters, or other FP8 layers.
+def read_sizes(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, num_ranks: int, *, has_files: bool = True
+) -> tuple[FallbackSizes, dict[str, StoredTensor]]:
+    """Memory of a rank, and the tensors of the folder's files if it ``has_files``; ``ModelError`` where their headers
+    are not those of a model of this ``config``, and where transformers cannot run that with our attention.
     """
-    index = folder / INDEX_NAME
-    if is_there(index) and "metadata" not in read_object(index, MAX_INDEX_BYTES, may_be_elsewhere=True):
-        raise ModelError(f"{index} has no metadata, without which transformers does not read it: add an empty object")
-    tensors = read_tensors(folder, is_whole=True)
+    from outrider.model_executor.models.fallback import estimate_sizes  # imports all of transformers
+
+    if not has_files:
+        return estimate_sizes(folder, config, dtype, num_ranks), {}
+    tensors = _read_files(folder)
+    sizes = estimate_sizes(folder, config, dtype, num_ranks, {name: tensor.shape for name, tensor in tensors.items()})
     if sizes.is_text_part:
         from outrider.model_executor.models.fallback_config import name_in_text_part  # imports all of transformers
 
         names = {name: name_in_text_part(name) for name in tensors}
         tensors = {names[name]: replace(tensor, name=names[name]) for name, tensor in tensors.items()}
-    stored = sum(math.prod(tensor.shape) for tensor in tensors.values())
-    if stored < least_share * sizes.num_parameters:
-        raise ModelError(
-            f"{folder}: config.json asks for {sizes.num_parameters:,} parameters, and the files have {stored:,} in all"
-        )
+    _check_quantized(folder, tensors, sizes.quantized)
+    return sizes, tensors
+
+
+def _read_files(folder: Path) -> dict[str, StoredTensor]:
+    index = folder / INDEX_NAME
+    if is_there(index) and "metadata" not in read_object(index, MAX_INDEX_BYTES, may_be_elsewhere=True):
+        raise ModelError(f"{index} has no metadata, without which transformers does not read it: add an empty object")
+    return read_tensors(folder, is_whole=True)
+
+
+def _check_quantized(folder: Path, tensors: dict[str, StoredTensor], quantized: Mapping[str, WeightTarget]) -> None:
+    """Raise ``ModelError`` where the FP8 tensors on file are not those that config.json asks for."""
     for name, tensor in tensors.items():
-        if tensor.dtype.startswith("F8") and name not in sizes.quantized:
+        if tensor.dtype.startswith("F8") and name not in quantized:
             why = "through transformers only linear layers can be that config.json says are, and no heads"
             raise ModelError(f"{folder}: tensor {name} is FP8, and {why}")
-    for name, target in sizes.quantized.items():
+    for name, target in quantized.items():
         if name not in tensors:
             raise ModelError(f"{folder}: tensor {name} of an FP8 layer is missing from the safetensors files")
         check_tensor(tensors[name], target)
-    return tensors
 
 
 def _read_scales(stored: dict[str, StoredTensor], quantized: Mapping[str, WeightTarget]) -> dict[str, torch.Tensor]:
@@ -88,12 +98,10 @@ def load_fallback(
     it with our attention, or its files lack tensors.
     """
     # They import all of transformers.
-    from outrider.model_executor.models.fallback import TransformersDecoder, estimate_sizes
+    from outrider.model_executor.models.fallback import TransformersDecoder
     from outrider.model_executor.models.fallback_progress import reporting_progress
 
-    sizes = estimate_sizes(folder, config, dtype, communicator.shard.size)
-    # Where fewer tensors are missing, their names are told when the others are read.
-    stored = check_files(folder, sizes, least_share=0.5)
+    sizes, stored = read_sizes(folder, config, dtype, communicator.shard.size)
     check_bytes_fit(sizes.weight_bytes, config, dtype, device)
     _log.warning(
         "%s: %s runs through transformers: expect %s of native speed", folder, config.architecture, FALLBACK_SPEED

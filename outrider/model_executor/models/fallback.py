@@ -11,14 +11,14 @@ import contextlib
 import inspect
 import logging
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from outrider.errors import ConfigError, ModelError
 from outrider.kv_cache import KVCacheLayout, KVCacheSpec
@@ -38,7 +38,7 @@ from outrider.model_executor.models.fallback_attention import (
     Paged,
     register,
 )
-from outrider.model_executor.models.fallback_config import TEXT_PART_NAMES, has_other_parts, transformers_config
+from outrider.model_executor.models.fallback_config import transformers_config
 from outrider.model_executor.models.fallback_linear import (
     ALONE,
     Groups,
@@ -51,30 +51,11 @@ from outrider.model_executor.models.fallback_linear import (
 from outrider.model_executor.models.fallback_norm import replace_norms
 from outrider.model_executor.models.fallback_sharding import share_linears
 from outrider.model_executor.models.fallback_states import LayerStates
+from outrider.model_executor.models.fallback_tensors import check_loaded, check_shapes, key_mapping_of, warn_of_unused
 from outrider.model_executor.models.json_files import one_line, read_object
-from outrider.model_executor.models.weights import KV_SCALES
 
 _log = logging.getLogger(__name__)
 _NO_INTERFACE = "its attention does not go through transformers' attention interface"
-
-
-def _check_found(architecture: str, found: dict[str, Any], scales: Collection[str]) -> None:
-    """Raise ``ModelError`` for tensors that the files lack, or have in another shape: transformers draws them at
-    random. Others than the ``scales`` are left out with a warning, those of parts for images and sound without one.
-    """
-    if missing := found["missing_keys"]:
-        raise ModelError(f"tensor {_some(missing)} missing from its files")
-    if mismatched := found["mismatched_keys"]:
-        name, stored, wanted = min(mismatched)
-        raise ModelError(f"{name} has shape {list(stored)}; config.json asks for {list(wanted)}")
-    unused = {name for name in found["unexpected_keys"] if name not in scales and not name.endswith(KV_SCALES)}
-    if unused and not has_other_parts(architecture):
-        _log.warning("tensor %s not used: no part of a %s", _some(unused), architecture)
-
-
-def _some(names: Collection[str]) -> str:
-    rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{min(names)}{rest}"
 
 
 def _numbers_tokens(decoder: torch.nn.Module) -> bool:
@@ -216,10 +197,11 @@ class TransformersDecoder(Decoder):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder, config=own, dtype=self.dtype, attn_implementation=register(), local_files_only=True,
                 trust_remote_code=False, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
-                key_mapping=None if own.model_type == raw["model_type"] else TEXT_PART_NAMES,
+                key_mapping=key_mapping_of(own, raw),
             )  # fmt: skip
         model, found = loaded
-        _check_found(self.config.architecture, found, scales)
+        check_loaded(found)
+        warn_of_unused(self.config.architecture, found, scales)
         shares = _shared(model, self.config, self.communicator)
         if self.config.quantization is None:
             model.to(self.device)
@@ -245,8 +227,6 @@ def _explained(folder: Path) -> Iterator[None]:
 class FallbackSizes:
     """Memory of a model that transformers computes."""
 
-    num_parameters: int
-    """Number of parameters of the whole model."""
     weight_bytes: int
     layout: KVCacheLayout | None
     """None: it is known only with the weights."""
@@ -267,17 +247,25 @@ class _FirstRank(SingleRank):
         self.shard = Shard(0, num_ranks)
 
 
-def estimate_sizes(folder: Path, config: ModelConfig, dtype: torch.dtype, num_ranks: int = 1) -> FallbackSizes:
-    """Memory of a rank by the configuration alone; ``ModelError`` where transformers cannot make the model, or where
-    its attention cannot be replaced by ours, ``ConfigError`` where ranks cannot share it.
+def estimate_sizes(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    num_ranks: int = 1,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> FallbackSizes:
+    """Memory of a rank by the configuration alone; ``ModelError`` where transformers cannot make the model, or not of
+    tensors of these ``shapes`` on file, or where its attention cannot be replaced by ours, ``ConfigError`` where ranks
+    cannot share it.
     """
-    auto_class: Any = AutoModelForCausalLM
     with _explained(folder), torch.device("meta"):
         raw = read_object(folder / "config.json")
         own = transformers_config(raw)
         own._experts_implementation = "batched_mm"  # whose shapes depend on no numbers
-        model = auto_class.from_config(own, attn_implementation=register(), trust_remote_code=False)
-        num_stored = sum(parameter.numel() for parameter in model.parameters())
+        model = _without_numbers(own)
+        covered_linears(model, config)  # which refuses FP8 experts
+        if shapes is not None:
+            check_shapes(_without_numbers(own), shapes, key_mapping_of(own, raw))
         shares = _shared(model, config, _FirstRank(num_ranks))
         num_kept = sum(model.get_submodule(name).weight.numel() for name in shares.kinds)
         num_parameters = sum(parameter.numel() for parameter in model.parameters()) - num_kept + num_kept // num_ranks
@@ -288,9 +276,14 @@ def estimate_sizes(folder: Path, config: ModelConfig, dtype: torch.dtype, num_ra
         unread = _num_unread(model)
         layout, groups = _try_out(model, config)
     return FallbackSizes(
-        num_stored, weight_bytes, layout, groups, quantized, is_text_part=own.model_type != raw["model_type"],
+        weight_bytes, layout, groups, quantized, is_text_part=own.model_type != raw["model_type"],
         decoding_bytes=None if unread is None else weight_bytes - unread * dtype.itemsize,
     )  # fmt: skip
+
+
+def _without_numbers(own: PreTrainedConfig) -> Any:  # noqa: ANN401 - transformers' own class
+    auto_class: Any = AutoModelForCausalLM
+    return auto_class.from_config(own, attn_implementation=register(), trust_remote_code=False)
 
 
 def _num_unread(model: Any) -> int | None:  # noqa: ANN401 - transformers' own class
