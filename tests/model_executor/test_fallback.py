@@ -425,6 +425,24 @@ def test_an_odd_field_is_named(fields: dict[str, Any], reason: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    ("name", "fields", "reason"),
+    [
+        ("deepseek_v3", {"head_dim": 16}, "(hidden_size 32, num_attention_heads 4, head_dim 16, qk_rope_head_dim 4): "),
+        ("granitemoehybrid", {"layer_types": ["sliding_attention"] * 2}, ", layer_types sliding_attention): KeyError"),
+        ("gemma3n_text", {"hidden_activation": "nothing"}, "transformers has no hidden_activation 'nothing'"),
+    ],
+)
+def test_fields_that_do_not_fit_together_are_named(
+    name: str, fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(build_fallback(name), tmp_path / "model"))
+    change_config(folder, **fields)
+    for load in (estimate_model, ModelRunner.load):
+        with pytest.raises(ModelError, match=re.escape(reason)):
+            load(folder)
+
+
+@pytest.mark.parametrize(
     ("model_type", "reason"),
     [("rwkv", "rwkv does not say its heads and longest sequence"), ("blt", "blt is no decoder alone")],
 )

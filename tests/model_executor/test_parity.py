@@ -210,7 +210,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "qwen3.5": ("qwen3_5", {}),
+    "qwen3.5": ("qwen3_5", {**NOT_READ, "num_experts": 4}),
     "qwen3.5-text": ("qwen3_5_text", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen3.5-moe": ("qwen3_5_moe", {}),
     "qwen3.5-moe-text": ("qwen3_5_moe_text", {"linear_conv_kernel_dim": 3, **NOT_READ}),

@@ -324,10 +324,15 @@ def _try_out(model: Any, config: ModelConfig) -> tuple[KVCacheLayout | None, Gro
     try:
         with recording_inputs(model) as groups:
             layout = KVCacheLayout.of(_Module(model, config.num_layers).specs)
-    except (NotImplementedError, RuntimeError) as error:
-        if "meta" not in str(error):  # else of an operation that needs numbers
+    except ModelError:
+        raise
+    except Exception as error:
+        if isinstance(error, (NotImplementedError, RuntimeError)) and "meta" in str(error):
+            return None, ()  # of an operation that needs numbers
+        if error.args == (NAME,):
             raise
-        return None, ()
+        said = f"{type(error).__name__}: {one_line(error)}"
+        raise ModelError(f"the fields of config.json do not fit together ({_sizes(model)}): {said}") from error
     plain = replace(config, quantization=None)
     replace_linears(model, plain, groups, dtype=torch.float32, device=torch.device("meta"), scales={})
     try:
@@ -336,3 +341,12 @@ def _try_out(model: Any, config: ModelConfig) -> tuple[KVCacheLayout | None, Gro
         _log.info("%s: linear layers are not merged: %s", config.architecture, one_line(error))
         return layout, ()
     return layout, groups
+
+
+def _sizes(model: Any) -> str:  # noqa: ANN401 - transformers' own class
+    """Fields of which one may be wrong where a forward fails."""
+    text = model.config.get_text_config(decoder=True)
+    names = ("hidden_size", "num_attention_heads", "head_dim", "qk_rope_head_dim")
+    given = [f"{name} {size}" for name in names if (size := getattr(text, name, None)) is not None]
+    kinds = dict.fromkeys(getattr(text, "layer_types", None) or ())
+    return ", ".join([*given, *([f"layer_types {', '.join(kinds)}"] if kinds else [])])

@@ -74,9 +74,10 @@ def transformers_config(raw: dict[str, Any]) -> PreTrainedConfig:
     kinds = {str(one["rope_type"]) for one in (ropes, *ropes.values()) if isinstance(one, dict) and "rope_type" in one}
     if unsupported := kinds - _ROPE_TYPES:
         raise ModelError(f"rope type {', '.join(sorted(unsupported))} is not supported through transformers")
-    activation = getattr(text, "hidden_act", None)
-    if isinstance(activation, str) and activation not in ACT2FN:
-        raise ModelError(f"transformers has no hidden_act {shown(activation)}")
+    for name in ("hidden_act", "hidden_activation", "activation_function"):
+        activation = getattr(text, name, None)
+        if isinstance(activation, str) and activation not in ACT2FN:
+            raise ModelError(f"transformers has no {name} {shown(activation)}")
     layers = getattr(text, "num_hidden_layers", None)
     if isinstance(layers, int) and layers > _MAX_LAYERS:
         raise ModelError(f"num_hidden_layers should be at most {_MAX_LAYERS}, and is {layers}")

@@ -351,8 +351,11 @@ def _phi3(fields: Fields) -> FamilyTraits:
 def _qwen3_next(fields: Fields) -> FamilyTraits:
     traits = _qwen3_5(fields)
     recurrent = None if traits.recurrent is None else replace(traits.recurrent, is_interleaved=True)
-    experts = None if traits.experts is None else replace(traits.experts, normalizes=fields["norm_topk_prob"])
-    return replace(traits, recurrent=recurrent, experts=experts)
+    return replace(traits, recurrent=recurrent, experts=_gated_experts(fields, normalizes=fields["norm_topk_prob"]))
+
+
+def _qwen3_5_moe(fields: Fields) -> FamilyTraits:
+    return replace(_qwen3_5(fields), experts=_gated_experts(fields, normalizes=True))
 
 
 def _qwen3_5(fields: Fields) -> FamilyTraits:
@@ -386,15 +389,13 @@ def _qwen3_5(fields: Fields) -> FamilyTraits:
         qk_norm=True,
         variant=Variant(norm_offset=1.0, has_output_gate=True),
         recurrent=recurrent if any(recurrent.layers) else None,
-        experts=_gated_experts(fields),
     )
 
 
-def _gated_experts(fields: Fields) -> ExpertsConfig | None:
-    """Experts of a Qwen3.5 or Qwen3-Next; None of a dense one."""
-    if "num_experts" not in fields:
-        return None
-    return replace(_qwen_experts(fields, normalizes=True), shared_size=fields["shared_expert_intermediate_size"])
+def _gated_experts(fields: Fields, *, normalizes: bool) -> ExpertsConfig:
+    """Experts of a Qwen3.5 or Qwen3-Next, with one more that all tokens share."""
+    experts = _qwen_experts(fields, normalizes=normalizes)
+    return replace(experts, shared_size=fields["shared_expert_intermediate_size"])
 
 
 def _attention_bias(fields: Fields) -> bool:
@@ -432,12 +433,18 @@ _FUSED_RECURRENT = {"in_proj_qkv": ("in_proj_q", "in_proj_k", "in_proj_v")}
 _FUSED_GATE = {"gate_up_proj": ("gate_proj", "up_proj")}
 
 
-def _hybrid(architecture: str, model_type: str, text_types: tuple[str, ...] = ()) -> ModelFamily:
+def _hybrid(
+    architecture: str,
+    model_type: str,
+    traits: Callable[[Fields], FamilyTraits] = _qwen3_5,
+    *,
+    text_types: tuple[str, ...] = (),
+) -> ModelFamily:
     """A Qwen3.5, of which the text part is served where there are ``text_types``."""
     return ModelFamily(
         architecture,
         model_type,
-        _qwen3_5,
+        traits,
         feed_forward=sparse_mlp,
         has_partial_rotary=True,
         mtp=_QWEN_MTP,
@@ -489,8 +496,8 @@ FAMILIES = _by_architecture(
         ModelFamily("Glm4MoeForCausalLM", "glm4_moe", _glm4_moe, feed_forward=sparse_mlp, has_partial_rotary=True),
         _hybrid("Qwen3_5ForCausalLM", "qwen3_5_text"),
         _hybrid("Qwen3_5ForConditionalGeneration", "qwen3_5", text_types=("qwen3_5_text",)),
-        _hybrid("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
-        _hybrid("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", text_types=("qwen3_5_moe_text",)),
+        _hybrid("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", _qwen3_5_moe),
+        _hybrid("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", _qwen3_5_moe, text_types=("qwen3_5_moe_text",)),
         ModelFamily(
             "Qwen3NextForCausalLM",
             "qwen3_next",
