@@ -229,7 +229,7 @@ class Replica(Generic[CommandT, EventT]):
                 _log.exception("the %s link failed", self._label)
                 wait_s = min(2 * wait_s, LONGEST_RETRY_S)
             await self._lose_link()
-            await asyncio.sleep(max(wait_s, self._absence_s))
+            await asyncio.sleep(max(wait_s, self.absence_s))
 
     def _log_trouble(self, error: OutriderError) -> None:
         """Log a failure once, however often it repeats."""
@@ -253,7 +253,7 @@ class Replica(Generic[CommandT, EventT]):
         return link
 
     @property
-    def _absence_s(self) -> float:
+    def absence_s(self) -> float:
         """Pause before the service is connected again; there is none the first times, which may have been chance."""
         doublings = self._num_unanswered - 2
         return 0.0 if doublings < 0 else min(FIRST_ABSENCE_S * 2.0**doublings, LONGEST_ABSENCE_S)

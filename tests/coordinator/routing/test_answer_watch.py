@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from outrider.ports import Release, Score
+from outrider.errors import UnavailableError
+from outrider.ports import Opened, Release, Score
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider_coordinator.routing import answer_watch, replica
 from outrider_coordinator.routing.answer_watch import LOOK_INTERVAL_S, AnswerWatch
@@ -153,6 +154,24 @@ async def test_the_only_target_is_tried_again_at_once() -> None:
         await stream.read(20)
         only.faults.hold = True
         await eventually(lambda: len(only.links) > 1)
+        assert not made.coordinator.services.target.known[0].absence_s
         only.faults.hold = False
         only.release_held()
         assert (await stream.finish()).token_ids == expected
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_target_that_opens_sessions_and_answers_nothing_else_is_left_alone() -> None:
+    only = target()
+    async with fleet(Found(only)) as made:
+        await eventually(lambda: made.is_attached(1))
+        known = made.coordinator.services.target.known[0]
+        only.faults.hold = True
+        reading = asyncio.create_task(made.stream(LONG).read(1))
+        await eventually(lambda: len(only.links) > 1 and bool(only.link.core.sessions))
+        (request,) = made.coordinator.request_manager.running()
+        only.link.push(Opened(request.session, request.loop.target.opened, 0))
+        await eventually(lambda: known.num_hangs == 2)
+        assert known.absence_s == replica.FIRST_ABSENCE_S
+    with pytest.raises(UnavailableError):
+        await reading

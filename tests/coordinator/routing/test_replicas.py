@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from outrider.ports import EventBatch, Open, Score, SessionLost, TargetCommand
 from outrider.stalls import Stall
 from outrider.types import AcceptanceMethod
 from outrider_coordinator.requests.batch_driver import BatchDriver
+from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.session.readiness import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW
 from tests.coordinator.routing.fleet import (
     ROWS,
@@ -281,20 +282,25 @@ async def test_a_full_target_sends_a_session_to_another_before_it_waits() -> Non
         full.faults.refuse = 1_000_000
         results = await asyncio.gather(*(made.run(ask(seed=seed)) for seed in range(4)))
         assert {result.token_ids for result in results} == {await own_tokens(ask())}
+        assert all(result.speculation.num_draft_tokens for result in results), "a draft is given to it again"
         assert full.num_forwards == 0
         full.faults.refuse = 0
 
 
-async def test_a_target_that_refused_is_asked_again_when_the_other_dies() -> None:
+@pytest.mark.parametrize("num_tokens", [0, 20])
+async def test_a_target_that_refused_is_asked_again_when_the_other_dies(num_tokens: int) -> None:
+    """Loss of the other before its first answer, and after."""
     expected = await own_tokens(LONG)
     first, second = target(), target(num_pages=1000)
     async with fleet(Found(first, second), target_timeout_s=60) as made:
         await eventually(lambda: made.is_attached(2))
-        first.faults.refuse = 1
+        first.faults.refuse, second.faults.hold = 1, not num_tokens
         stream = made.stream(LONG)
-        await stream.read(20)
-        assert (num_held(first), num_held(second)) == (0, PAGES_OF_LONG)
+        reading = asyncio.create_task(stream.read(num_tokens or 1))
+        await eventually(lambda: len(stream.token_ids) >= num_tokens and num_held(second) == PAGES_OF_LONG)
+        assert num_held(first) == 0
         kill(second)
+        await reading
         assert (await stream.finish()).token_ids == expected
 
 
@@ -363,6 +369,41 @@ async def test_a_session_that_fits_nowhere_any_more_is_not_kept_for_ever() -> No
             await stream.finish()
 
 
+GIVE_UP_S = 1234.0
+GiveUps = list[Callable[[], None]]
+
+
+@pytest.fixture
+def give_ups(monkeypatch: pytest.MonkeyPatch) -> GiveUps:
+    """Callbacks that are to be called after ``GIVE_UP_S``, in place of timers."""
+    found: GiveUps = []
+    call_later = RequestState.call_later
+
+    def noted(request: RequestState, seconds: float, callback: Callable[[], None]) -> None:
+        if seconds == GIVE_UP_S:
+            found.append(callback)
+        else:
+            call_later(request, seconds, callback)
+
+    monkeypatch.setattr(RequestState, "call_later", noted)
+    return found
+
+
+async def test_the_time_without_a_target_begins_anew_with_each_loss(give_ups: GiveUps) -> None:
+    toy = target()
+    async with fleet(Found(toy), target_timeout_s=GIVE_UP_S) as made:
+        stream = made.stream(LONG)
+        await stream.read(5)
+        toy.break_links()
+        await stream.read(20)
+        kill(toy)
+        await eventually(lambda: len(give_ups) == 2)
+        give_ups[0]()
+        toy.faults.unreachable = False
+        assert (await stream.finish()).token_ids == await own_tokens(LONG)
+        assert stats_of(made.coordinator).num_failed == 0
+
+
 async def test_replicas_that_break_again_and_again_change_no_token() -> None:
     expected = await own_tokens(LONG)
     targets, drafts = [target(), target(), target()], [draft(), draft()]
@@ -403,10 +444,10 @@ async def test_targets_that_break_often_in_a_row_fail_no_request_but_the_one_the
         assert stats_of(made.coordinator).num_failed == 0
 
 
-async def test_sessions_that_were_lost_most_often_are_rebuilt_first_and_suspects_last() -> None:
+async def test_sessions_that_were_lost_most_often_are_rebuilt_first_and_suspects_last(give_ups: GiveUps) -> None:
     """Targets that are killed while they rebuild would otherwise lose the same sessions each time."""
     toy = target()
-    async with fleet(Found(toy)) as made:
+    async with fleet(Found(toy), target_timeout_s=GIVE_UP_S) as made:
         toy.faults.hold = True
         tasks = [asyncio.create_task(made.run(ask(seed=seed))) for seed in range(5)]
         await eventually(lambda: len(toy.link.core.sessions) == len(tasks))
@@ -418,6 +459,10 @@ async def test_sessions_that_were_lost_most_often_are_rebuilt_first_and_suspects
         await eventually(lambda: len(toy.links) == 2 and len(toy.link.core.sessions) == 4)
         opened = [command.session for message in toy.link.sent for command in message if isinstance(command, Open)]
         assert opened == [running[index].session for index in (1, 2, 0, 4)]
+        assert len(give_ups) == len(tasks)
+        for give_up in tuple(give_ups):
+            give_up()
+        assert len(give_ups) == len(tasks) + 2, "suspects are given up no sooner than they had their turn"
         toy.faults.hold = False
         toy.release_held()
         await asyncio.gather(*tasks)

@@ -13,6 +13,7 @@ from outrider.errors import InvalidRequestError, NonFiniteLogitsError, ProtocolE
 from outrider.ports import (
     Open,
     Proposal,
+    Refused,
     Score,
     Scores,
     SessionFailed,
@@ -209,6 +210,20 @@ def test_a_draft_that_is_left_alone_holds_nothing_of_the_session() -> None:
     assert not setting.draft_core.sessions
 
 
+def test_a_refusal_of_what_was_opened_before_is_stale() -> None:
+    setting = Setting()
+    driven = setting.bench.add(plan_of(max_tokens=40))
+    setting.bench.round()
+    opened = driven.loop.draft.opened
+    lose_what_the_draft_was_asked(driven, setting)
+    assert driven.loop.draft.opened > opened
+    setting.bench.deliver_draft([Refused(driven.session, opened, 20, "there is no room")])
+    assert not driven.retries
+    assert driven.loop.spec_stats.num_stale_draft_replies == 1
+    setting.bench.run()
+    assert driven.loop.spec_stats.num_drafts > 3
+
+
 def test_a_draft_without_room_is_tried_again_when_told() -> None:
     setting, plan = Setting(), plan_of(max_tokens=40)
     setting.draft.faults.refuse = 1
@@ -366,6 +381,24 @@ def test_a_request_over_which_targets_break_is_given_up() -> None:
         setting.bench.tell(driven, SessionLoop.target_lost)
         setting.bench.tell(driven, SessionLoop.target_back)
     assert driven.loop.status is SessionStatus.FINISHED
+
+
+def test_a_session_that_waits_for_its_draft_is_not_what_targets_break_over() -> None:
+    setting, plan = Setting(), plan_of(method=AcceptanceMethod.COUPLED)
+    driven = setting.bench.add(plan)
+    setting.bench.round()
+    setting.bench.draft_answers = False
+    setting.bench.round()
+    for _ in range(MAX_LOSSES_IN_A_ROW + MAX_LOSSES_ALONE + 1):
+        assert driven.loop.status is SessionStatus.DRAFTING
+        setting.target_core.release_all()
+        setting.bench.tell(driven, SessionLoop.target_lost)
+        assert not driven.loop.is_suspect
+        setting.bench.tell(driven, SessionLoop.target_back)
+    setting.bench.draft_answers = True
+    setting.bench.deliver_draft(setting.bench.late)
+    setting.bench.run()
+    assert driven.token_ids == own_tokens(plan)
 
 
 def test_a_target_without_room_parks_the_session_and_the_draft_is_released() -> None:
