@@ -16,7 +16,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from outrider.cli.stack import probe
+from outrider.cli.stack import probe, supervisor
 from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.plan import ServiceSpec, StackPlan
 from outrider.cli.stack.probe import is_serving
@@ -30,6 +30,7 @@ DEADLINE_S = 240.0
 class Recorder:
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
+        self.pauses_s: list[float] = []
 
     def starting(self, spec: ServiceSpec) -> None:
         self.events.append(("starting", spec.name))
@@ -39,6 +40,7 @@ class Recorder:
 
     def lost(self, spec: ServiceSpec, reason: str, retry_in_s: float) -> None:
         self.events.append(("lost", f"{spec.name}: {reason}"))
+        self.pauses_s.append(retry_in_s)
 
     def has_served_twice(self, name: str) -> bool:
         return self.events.count(("serving", name)) == 2
@@ -107,6 +109,49 @@ async def test_a_killed_draft_and_a_killed_target_are_started_again() -> None:
                 key: pid for key, pid in before.items() if key != name
             }
             assert ("lost", f"{name}: killed by SIGKILL") in recorder.events
+
+
+class _Ends:
+    """A process that ends by itself, each time after a number of seconds of its clock; then it runs on."""
+
+    def __init__(self, uptimes_s: list[float]) -> None:
+        self.now_s, self.ended, self.pid = 0.0, True, 0
+        self._uptimes_s = iter(uptimes_s)
+
+    async def start(self, spec: ServiceSpec, on_line: object) -> _Ends:
+        return self
+
+    async def wait(self) -> str:
+        if (uptime_s := next(self._uptimes_s, None)) is None:
+            await asyncio.Event().wait()
+        self.now_s += uptime_s or 0.0
+        return "exit code 1"
+
+    async def stop(self) -> None:
+        """End of one that has ended."""
+
+    def kill(self) -> None:
+        """End of one that has ended."""
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+async def test_pauses_before_a_restart_double_up_to_a_limit_and_are_short_again_after_a_long_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    child, recorder = _Ends([1.0] * 5 + [supervisor.STABLE_S + 1, 1.0]), Recorder()
+    monkeypatch.setattr(supervisor, "ChildProcess", child)
+    monkeypatch.setattr(supervisor, "time", child)
+    monkeypatch.setattr(supervisor, "FIRST_BACKOFF_S", 0.001)
+    monkeypatch.setattr(supervisor, "MAX_BACKOFF_S", 0.006)
+
+    async def serves(address: str) -> bool:
+        return True
+
+    async with Stack(StackPlan(models=(spec("target"),), coordinators=()), probe=serves, listener=recorder):
+        await until(lambda: len(recorder.pauses_s) == 7)
+    assert recorder.pauses_s == [0.001, 0.002, 0.004, 0.006, 0.006, 0.001, 0.002]
 
 
 async def test_a_service_that_does_not_stop_is_killed() -> None:

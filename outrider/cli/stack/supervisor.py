@@ -21,10 +21,10 @@ _log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 """Interval of the readiness checks while a service starts."""
-_FIRST_BACKOFF_S = 0.5
-_MAX_BACKOFF_S = 30.0
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 30.0
 """Longest pause before a restart; it doubles from the first with each."""
-_STABLE_S = 60.0
+STABLE_S = 60.0
 """Uptime after which the next pause is the first again."""
 
 ResultT = TypeVar("ResultT")
@@ -138,15 +138,15 @@ class Stack:
 
     async def _keep(self, spec: ServiceSpec) -> None:
         """Start the service again whenever it ends, later and later while it does not last."""
-        backoff_s = _FIRST_BACKOFF_S
+        backoff_s = FIRST_BACKOFF_S
         problem = ""
         while True:
             started = time.monotonic()
             reason = problem or await self._children[spec.name].wait()
-            backoff_s = _FIRST_BACKOFF_S if time.monotonic() - started > _STABLE_S else backoff_s
+            backoff_s = FIRST_BACKOFF_S if time.monotonic() - started > STABLE_S else backoff_s
             self._tell(self._listener.lost, spec, reason, backoff_s)
             await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
             problem = await self._start_again(spec)
 
     async def _start_again(self, spec: ServiceSpec) -> str:
