@@ -122,6 +122,8 @@ def test_logits_that_are_no_numbers_choose_experts_too() -> None:
 def test_equally_probable_experts_go_by_number() -> None:
     logits = torch.zeros(3, 8, device=DEVICE)
     assert route(logits, 3, normalizes=True).expert_ids.T.tolist() == [[0, 1, 2]] * 3
+    in_groups = SigmoidScores(torch.zeros(8, device=DEVICE), 1.0, 4, 2)
+    assert route(logits, 3, normalizes=True, scores=in_groups).expert_ids.T.tolist() == [[0, 1, 2]] * 3
 
 
 def routing_of(num_tokens: int, num_experts: int, num_chosen: int = 2, *, one: bool = False) -> Routing:

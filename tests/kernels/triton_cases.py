@@ -118,10 +118,12 @@ def test_norm(rows: int, size: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norm_adds_up_what_a_product_left(dtype: torch.dtype) -> None:
     x, partials, weight = random(5, 96, dtype=dtype), random(3, 5, 96), random(96, dtype=dtype)
-    total = x.double() + partials.double().sum(0)
-    found = TritonNorm(weight, 1e-5).after_adding(x, partials)
+    total, alike, norm = x.double() + partials.double().sum(0), x.clone(), TritonNorm(weight, 1e-5)
+    found = norm.after_adding(x, partials)
     check(x, total, dtype)
     check(found, F.rms_norm(total, (96,), weight.double(), 1e-5), dtype)
+    added_up = (partials[0] + partials[1] + partials[2]).to(dtype)
+    assert torch.equal(norm.after_adding(alike, added_up), found), "both forms give the same bits"
 
 
 def test_norm_of_a_batch_without_rows() -> None:
@@ -385,10 +387,12 @@ def test_a_schedule_cuts_what_is_longer_than_its_share(
 
 @pytest.mark.parametrize(
     ("contexts", "queries", "window"),
-    [([200], [20], None), ([150, 40, 9], [3, 30, 9], 100), ([60, 150], [60, 12], 40)],
+    [([202], [20], None), ([150, 40, 9], [3, 30, 9], 100), ([60, 150], [58, 10], 40)],
 )
 def test_chunks_over_longer_contexts(contexts: list[int], queries: list[int], window: int | None) -> None:
-    """Tiles have blocks of keys that all queries see, that some see and that none do; twice, to the same bits."""
+    """Tiles have blocks of keys that all queries see, that all but one see, that some see and that none do; twice, to
+    the same bits.
+    """
     dtype = torch.float16
     batch, slots = ragged_batch(4, contexts, queries, num_pages=300)
     kv = torch.full((1200, 2, 2, 16), NAN, device=DEVICE, dtype=dtype)
@@ -733,17 +737,19 @@ def test_what_was_put_stays_until_a_launch_has_read_it() -> None:
 
 
 @pytest.mark.parametrize(("num_heads", "size"), [(1, 8), (3, 10), (5, 64)])
-@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("values_lie", ["beside", "transposed", "within heads"])
 @pytest.mark.parametrize("is_fp8", [False, True])
 def test_heads_of_any_strides_are_stored_in_their_slots(
-    num_heads: int, size: int, *, is_transposed: bool, is_fp8: bool
+    num_heads: int, size: int, values_lie: str, *, is_fp8: bool
 ) -> None:
-    """Keys and values are parts of one product; slot -1 is no token's."""
+    """Keys and values are parts of one product, or values a part of each head's; slot -1 is no token's."""
     slots = torch.tensor([3, -1, 0, 19, 7, -1, 5], dtype=torch.int32, device=DEVICE)
     product = torch.randn(len(slots), 3 * num_heads * size, device=DEVICE)
     keys, values = (part.view(len(slots), num_heads, size) for part in product.chunk(3, -1)[1:])
-    if is_transposed:
+    if values_lie == "transposed":
         values = values.transpose(1, 2).contiguous().transpose(1, 2)
+    elif values_lie == "within heads":
+        values = torch.cat((keys, values), -1)[..., size:]
     kv = torch.full((20, 2, num_heads, size), float("nan"), device=DEVICE)
     expected, is_token = kv.clone(), slots >= 0
     expected[slots[is_token].long()] = torch.stack((keys, values), dim=1)[is_token]
