@@ -281,6 +281,20 @@ def test_a_push_for_an_earlier_text_is_not_taken_for_the_one_that_is_awaited(mon
     assert sessions.num_with_drafts == 1 and len(text.tokens) == base + 5
 
 
+def test_a_draft_that_went_on_from_tokens_that_were_rejected_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steps_ahead, "PATIENCE_NS", 10**15)
+    sessions = Sessions(1, GREEDY)
+    text = sessions.texts[0]
+    sessions.begin_chains([text])
+    sessions.claim([text])
+    assert not sessions.until_idle()
+    sessions.push([(text.number, len(text.tokens) + 1, [1, 1])])
+    (answer,) = sessions.until_idle()
+    assert not answer.draft_token_ids
+
+
 @pytest.mark.parametrize("other_texts", [False, True])
 def test_a_push_that_continues_another_text_of_this_length_is_not_scored(
     other_texts: bool, monkeypatch: pytest.MonkeyPatch
