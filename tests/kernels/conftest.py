@@ -8,7 +8,9 @@ run whole modules in Triton's interpreter; ``TRITON_INTERPRET=1`` collects each 
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,3 +39,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not INTERPRETS and item.path.match(f"tests/kernels/{CASES}"):
             item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture
+def any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of a launch in random order, as they end on a GPU."""
+    if INTERPRETS:
+        from triton.runtime import interpreter
+
+        builder: Any = interpreter.interpreter_builder
+        order, set_index = random.Random(0), builder.set_grid_idx
+        places: list[tuple[int, ...]] = []
+
+        def set_random_index(*_: int) -> None:
+            if not places:
+                places.extend(torch.cartesian_prod(*(torch.arange(size) for size in builder.grid_dim)).tolist())
+                order.shuffle(places)
+            set_index(*places.pop())
+
+        monkeypatch.setattr(builder, "set_grid_idx", set_random_index)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import random as seeded
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -65,25 +64,6 @@ def _seeded() -> Iterable[None]:
     torch.manual_seed(0)
     with torch.inference_mode():
         yield
-
-
-@pytest.fixture
-def any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs of a launch in random order, as they end on a GPU."""
-    if INTERPRETED:
-        from triton.runtime import interpreter
-
-        builder: Any = interpreter.interpreter_builder
-        order, set_index = seeded.Random(0), builder.set_grid_idx
-        places: list[tuple[int, ...]] = []
-
-        def set_random_index(*_: int) -> None:
-            if not places:
-                places.extend(torch.cartesian_prod(*(torch.arange(size) for size in builder.grid_dim)).tolist())
-                order.shuffle(places)
-            set_index(*places.pop())
-
-        monkeypatch.setattr(builder, "set_grid_idx", set_random_index)
 
 
 @pytest.fixture

@@ -324,11 +324,12 @@ def test_the_library_attends_long_rows_with_little_padding_in_forwards_without_a
     assert prompts.takes_prompts(random(sum(queries), 4, 16, dtype=torch.bfloat16), plan) == is_suited
 
 
+@pytest.mark.usefixtures("any_order")
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("queries", [1, 3])
-def test_keys_of_one_long_context_are_shared_by_many_programs(queries: int, window: int | None) -> None:
-    """Long context beside short ones; the plan prepared once, as for all layers; twice, to the same bits."""
-    dtype, contexts = torch.float16, [20, 9, 700, 30, 5]
+def test_keys_of_long_contexts_are_shared_by_many_programs(queries: int, window: int | None) -> None:
+    """Long contexts beside short ones; the plan prepared once, as for all layers; twice, to the same bits."""
+    dtype, contexts = torch.float16, [300, 9, 400, 30, 5]
     batch, slots = ragged_batch(4, contexts, [queries] * 5, num_pages=400)
     kv = torch.full((1600, 2, 2, 16), NAN, device=DEVICE, dtype=dtype)
     kv[slots] = random(len(slots), 2, 2, 16, dtype=dtype)
@@ -343,7 +344,7 @@ def test_keys_of_one_long_context_are_shared_by_many_programs(queries: int, wind
     assert isinstance(prepared, DevicePlan)
     assert prepared.schedule is not None
     cuts = prepared.schedule[6][prepared.schedule[0] > 0]
-    assert (int(cuts.max()) > 1) == (window is None)
+    assert int((cuts > 1).sum()) > int(cuts.max()) if window is None else int(cuts.max()) == 1, "two are cut"
     found, again = (paged_attention(query, kv, prepared) for _ in range(2))
     check(found, truth, dtype)
     assert torch.equal(found, again)
@@ -385,6 +386,7 @@ def test_a_schedule_cuts_what_is_longer_than_its_share(
     assert sorted(numbers.values()) == list(range(len(numbers)))
 
 
+@pytest.mark.usefixtures("any_order")
 @pytest.mark.parametrize(
     ("contexts", "queries", "window"),
     [([202], [20], None), ([150, 40, 9], [3, 30, 9], 100), ([60, 150], [58, 10], 40)],
