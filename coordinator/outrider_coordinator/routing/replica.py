@@ -281,7 +281,7 @@ class Replica(Generic[CommandT, EventT]):
             self._dispatch.begin_message()
             try:
                 self._link_queue.note_answers(batch.events, batch.batched)
-                if self._num_unanswered and not all(isinstance(event, Opened) for event in batch.events):
+                if batch.batched or not all(isinstance(event, Opened) for event in batch.events):
                     self._num_unanswered = 0
                 self._events.on_batch(self, batch)
             finally:

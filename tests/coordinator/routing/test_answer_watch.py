@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from outrider.errors import UnavailableError
-from outrider.ports import Opened, Release, Score
+from outrider.ports import EventBatch, Opened, Release, Score
 from outrider.prefix_hash import EMPTY_PREFIX
+from outrider_coordinator.requests.taken_answers import in_batch
 from outrider_coordinator.routing import answer_watch, replica
 from outrider_coordinator.routing.answer_watch import LOOK_INTERVAL_S, AnswerWatch
 from outrider_coordinator.routing.dispatch import DispatchScheduler
 from tests.coordinator.routing.fleet import Found, draft, eventually, fleet, num_held, own_tokens, target
 from tests.coordinator.routing.test_dispatch import Link, extend, score, settle
 from tests.coordinator.routing.test_replicas import LONG
+from tests.support.scripted_ports import ScriptedLink
 
 STEP_LIMIT_S = 30.0
 
@@ -145,19 +148,30 @@ async def test_a_draft_that_answers_nothing_is_given_up() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_the_only_target_is_tried_again_at_once() -> None:
+@pytest.mark.parametrize("in_arrays", [False, True])
+async def test_the_only_target_is_tried_again_at_once(in_arrays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time, if it has answered since the time before; remote services answer in arrays."""
+    events: Any = ScriptedLink.events
+
+    async def arrays(self: Any) -> AsyncIterator[EventBatch[Any]]:
+        async for batch in events(self):
+            yield in_batch(batch)
+
+    if in_arrays:
+        monkeypatch.setattr(ScriptedLink, "events", arrays)
     expected = await own_tokens(LONG)
     only = target()
     async with fleet(Found(only)) as made:
         await eventually(lambda: made.is_attached(1))
-        stream = made.stream(LONG)
-        await stream.read(20)
-        only.faults.hold = True
-        await eventually(lambda: len(only.links) > 1)
-        assert not made.coordinator.services.target.known[0].absence_s
-        only.faults.hold = False
-        only.release_held()
-        assert (await stream.finish()).token_ids == expected
+        for num_hangs in (1, 2):
+            stream = made.stream(LONG)
+            await stream.read(20)
+            only.faults.hold = True
+            await eventually(lambda: made.coordinator.services.target.num_hangs == num_hangs)  # noqa: B023 - awaited
+            assert not made.coordinator.services.target.known[0].absence_s
+            only.faults.hold = False
+            only.release_held()
+            assert (await stream.finish()).token_ids == expected
 
 
 @pytest.mark.usefixtures("impatient")
