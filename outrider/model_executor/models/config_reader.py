@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import import_utils
 from transformers.utils import logging as transformers_logging
 
@@ -34,6 +33,9 @@ from outrider.model_executor.models.families import ModelFamily, architecture_of
 from outrider.model_executor.models.json_files import is_there, one_line, read_object, shown, validated
 from outrider.model_executor.models.quantization_reader import read_quantization
 from outrider.model_executor.models.tensor_names import module_aliases
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 _log = logging.getLogger(__name__)
 SUPPORTED_DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -206,7 +208,7 @@ def config_of_fields(path: Path, fields: dict[str, Any], architecture: str) -> M
     """A configuration that stands in another file, ``path``, which errors name."""
     try:
         with without_warnings():
-            complete = _fields_of(AutoConfig.for_model(**without_code(fields)))
+            complete = _fields_of(_transformers_config(**without_code(fields)))
         return _convert(complete, family_of(architecture), None, ())
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
@@ -259,7 +261,7 @@ def _read_fields(folder: Path, raw: dict[str, Any], family: ModelFamily) -> dict
     try:
         with without_warnings():
             model_type = family.reads_as or raw.get("model_type") or family.model_type
-            whole = AutoConfig.for_model(**{**without_code(raw), "model_type": model_type})
+            whole = _transformers_config(**{**without_code(raw), "model_type": model_type})
             if family.is_text_part:
                 return _text_fields(whole, raw)
             return {**_fields_of(whole), "dtype": raw.get("dtype") or raw.get("torch_dtype")}
@@ -267,6 +269,13 @@ def _read_fields(folder: Path, raw: dict[str, Any], family: ModelFamily) -> dict
         path = folder / "config.json"
         field = _field_at_fault(raw, family)
         raise ModelError(f"{path} does not describe a {family.architecture}: {field}{one_line(error)}") from error
+
+
+def _transformers_config(**fields: object) -> PreTrainedConfig:
+    """Configuration of these fields as transformers reads them."""
+    from transformers import AutoConfig  # imports transformers.models: after ``_leave_out_second_scan``
+
+    return AutoConfig.for_model(**fields)
 
 
 def _fields_of(config: PreTrainedConfig) -> dict[str, Any]:
@@ -294,7 +303,7 @@ def _field_at_fault(raw: dict[str, Any], family: ModelFamily) -> str:
         others = {key: value for key, value in without_code(raw).items() if key not in (name, "model_type")}
         try:
             with without_warnings():
-                AutoConfig.for_model(**others, model_type=model_type)
+                _transformers_config(**others, model_type=model_type)
         except Exception:
             continue
         return f"{name[:60]} {shown(raw[name])} cannot be read: "
