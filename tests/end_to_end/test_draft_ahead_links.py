@@ -95,7 +95,7 @@ async def forwards_of(stack: Stack, expected: list[GenerationResult]) -> tuple[l
     runners = stack.target.runner, stack.draft.runner
     before = [0 if runner is None else runner.num_forwards for runner in runners]
     results = await alone(stack, COUPLED)
-    check_same(results, expected)
+    check_same(results, expected[: len(results)])
     await all_free(stack)
     taken = [0 if runner is None else runner.num_forwards - had for runner, had in zip(runners, before, strict=True)]
     return taken, sum(result.speculation.num_steps for result in results)
