@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ CHUNK = 24  # tokens in a forward of these stacks: prompts of several chunks are
 ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "phi4-mini"]
 
 
+_loaded = lru_cache(maxsize=2)(load_reference)
+
+
 def reference(folder: Path, prompt: list[int], max_tokens: int, *, padding: range = range(0)) -> list[int]:
-    model = load_reference(folder)
+    model = _loaded(folder)
     with torch.inference_mode():
         output = model.generate(
             torch.tensor([prompt]),

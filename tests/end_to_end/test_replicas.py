@@ -141,7 +141,9 @@ async def test_a_draft_version_is_rolled_forward_and_back_under_traffic(draft_ah
     """Pushes of the version that leaves are on their way in a chain."""
     async with running(draft_ahead, versions=(OTHER, MODEL)) as made:
         asked = requests({**GREEDY, "max_tokens": 400})
-        alone = [await made.client.generate(**{**request, "num_speculative_tokens": 0}) for request in asked]
+        plain = await asyncio.gather(
+            *(made.client.generate(**{**request, "num_speculative_tokens": 0}) for request in asked)
+        )
         old, new = made.drafts
         await made.servers[new].stop()
         for leaving, coming, num_tokens in ((old, new, 150), (new, old, 400)):  # steps bring five tokens with the twin
@@ -156,7 +158,7 @@ async def test_a_draft_version_is_rolled_forward_and_back_under_traffic(draft_ah
             before = by_version(made, "draft_tokens")
             await made.servers[leaving].stop()
             results = await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_S)
-            assert [result.token_ids for result in results] == [result.token_ids[:num_tokens] for result in alone]
+            assert [result.token_ids for result in results] == [result.token_ids[:num_tokens] for result in plain]
             assert stats_of(made.coordinator).num_failed == 0
             moved = by_version(made, "draft_tokens") - before
             assert moved[coming.description.model_name]
