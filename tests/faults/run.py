@@ -79,14 +79,22 @@ class Run:
             self.say(f"{num_touched} of {process.name}'s pages touched")
 
     async def suffer(self, plan: Sequence[Fault], traffic: Traffic) -> None:
-        """One fault after another while streams run; the stack recovers in between where a fault says so."""
+        """One fault after another while streams run; the stack recovers in between where a fault says so.
+
+        In the short form, users that a fault has met rest after each stream until the next: most of the time is that of
+        processes that start, and the same machine computes the streams.
+        """
         for fault in plan:
+            traffic.rests = False
             await asyncio.sleep(fault.pause_s)
             self.say(f"{fault} ({traffic.tally.num_streams} streams, {len(traffic.tally.problems())} wrong)")
             began = time.monotonic()
+            traffic.rests = self.is_short and not fault.hold_s  # one that lasts meets streams that begin, too
             await inflict(self.stack, fault)
+            traffic.rests = self.is_short
             if fault.waits:
                 await self.stack.whole()
+                traffic.rests = False
                 await traffic.progress()
             self.faults.append((fault, began, time.monotonic()))
         await self.stack.whole()

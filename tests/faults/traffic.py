@@ -21,6 +21,7 @@ HANG_S = 150.0
 """Time without output after which a stream counts as hung; before its first output, when no other has any either. A
 request may wait `target_timeout_s` for a lost target.
 """
+REST_S = 1.0
 _KEPT_GAPS = 2000
 _MOST_TRIES = 200
 """Tries in a row, with no output of any stream in between."""
@@ -176,6 +177,8 @@ class Traffic:
         manners: Sequence[Manner] = (PLAIN,),
     ) -> None:
         self.tally = Tally()
+        self.rests = False
+        """True while each user rests for ``REST_S`` after a stream."""
         self._clients, self._catalogue, self._twins = clients, catalogue, twins
         self._options = dict(options or {})
         self._manners = manners
@@ -213,6 +216,8 @@ class Traffic:
             request, manner = rng.choice(self._catalogue), rng.choice(self._manners)
             reading = await patiently(client, request, self.tally, manner=manner, **self._options)
             self.tally.take(reading, self._twins.get(request.number))
+            if self.rests:
+                await asyncio.sleep(REST_S)
 
 
 async def patiently(
