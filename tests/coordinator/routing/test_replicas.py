@@ -57,13 +57,17 @@ async def test_sessions_spread_over_targets_and_drafts() -> None:
 
 
 async def test_new_sessions_go_where_work_progresses() -> None:
-    stalled, sound = target(), target()
+    """Although the other has served the same prompt."""
+    prompt, (stalled, sound) = (1, 2, 3) * 7, (target(), target())
     async with fleet(Found(stalled, sound)) as made:
         await eventually(lambda: made.is_attached(2))
+        first = await made.run(ask(prompt_token_ids=prompt))
+        num_forwards = stalled.num_forwards
+        assert num_forwards and not sound.num_forwards
         stalled.faults.stall = Stall(5.0, 10.0)
-        results = await asyncio.gather(*(made.run(ask(seed=seed)) for seed in range(4)))
-        assert len({result.token_ids for result in results}) == 1
-        assert (stalled.num_forwards > 0, sound.num_forwards > 0) == (False, True)
+        results = await asyncio.gather(*(made.run(ask(prompt_token_ids=prompt, seed=seed)) for seed in range(4)))
+        assert {result.token_ids for result in results} == {first.token_ids}
+        assert stalled.num_forwards == num_forwards and sound.num_forwards
         sound.faults.stall = Stall(5.0, 10.0)  # then either will do
         await made.run(ask(seed=5))
         await eventually(made.is_free)
