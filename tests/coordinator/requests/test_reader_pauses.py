@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from outrider.ports import Extend, Score
 from outrider.types import AcceptanceMethod
 from outrider_coordinator.requests import output_collector, request_runner
 from outrider_coordinator.requests.admission import Admission
+from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.state import SessionStatus
@@ -271,11 +272,17 @@ async def test_how_long_it_was_paused_is_told_apart_from_the_queue_and_from_the_
     assert timing.queue + timing.target + timing.draft + timing.wire + timing.paused <= timing.total
 
 
-async def test_a_short_pause_keeps_the_pages(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_runner, "MAX_PAUSE_WITH_PAGES_S", 60.0)
+async def test_short_pauses_keep_the_pages(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time of one is not counted with that of the one before."""
+    timers: list[Callable[[], None]] = []
+    monkeypatch.setattr(RequestState, "call_later", lambda _request, _seconds, callback: timers.append(callback))
     deltas = stack.coordinator.generate_stream(ask(max_tokens=200, seed=5))
-    await anext(deltas)
-    await eventually(lambda: value(stack.coordinator, "outrider_request_pauses_total") == 1)
+    for num_pauses in (1, 2):
+        await anext(deltas)
+        await eventually(lambda: value(stack.coordinator, "outrider_request_pauses_total") == num_pauses)  # noqa: B023
+    assert len(timers) == 2
+    timers[0]()
+    assert value(stack.coordinator, "outrider_num_requests_paused") == 0
     assert not stack.is_free()
     last = [delta async for delta in deltas][-1]
     assert last.result is not None
