@@ -187,7 +187,7 @@ class SessionState:
     @property
     def lacks_draft(self) -> bool:
         """True if the session would draft if a draft were available or had room."""
-        return self.draft.readiness is Readiness.AWAY
+        return self.draft.readiness is Readiness.AWAY and self.engine_request.num_speculative_tokens != 0
 
     @property
     def is_suspect(self) -> bool:

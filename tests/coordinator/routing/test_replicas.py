@@ -56,8 +56,19 @@ async def test_sessions_spread_over_targets_and_drafts() -> None:
         assert all(len(toy.links) == 1 for toy in toys)
 
 
+async def test_a_session_that_drafts_nothing_is_no_session_of_a_draft() -> None:
+    async with fleet(Found(target()), Found(draft())) as made:
+        await eventually(lambda: made.is_attached(1, 1))
+        drafts = made.coordinator.services.draft
+        for num_tokens in (0, 4):
+            stream = made.stream(ask(max_tokens=200, num_speculative_tokens=num_tokens))
+            await stream.read(5)
+            assert drafts is not None and [each.num_sessions for each in drafts.known] == [num_tokens > 0]
+            await stream.finish()
+
+
 async def test_new_sessions_go_where_work_progresses() -> None:
-    """Although the other has served the same prompt."""
+    """Progress counts for more than a prompt that a target has served before."""
     prompt, (stalled, sound) = (1, 2, 3) * 7, (target(), target())
     async with fleet(Found(stalled, sound)) as made:
         await eventually(lambda: made.is_attached(2))
