@@ -15,40 +15,20 @@ from numpy.typing import ArrayLike, NDArray
 from outrider.randomness.scalar import coin, coins
 from outrider.randomness.streams import KEY_STEPS, LANES, LARGEST_UNIT, MASK, MULTIPLIERS, ROUNDS, UNIT
 
-__all__ = ["coin", "coins", "gumbel", "philox4x32", "random_bits", "row_bits", "token_bits", "uniform"]
+__all__ = ["coin", "coins", "gumbel", "random_bits", "row_bits", "token_bits", "uniform"]
 
 Words = NDArray[np.uint64]
 """32-bit numbers in 64-bit words, so that a product of two fits."""
 Bits = NDArray[np.uint32]
-Counter = tuple[Words, Words, Words, Words]
 
 _MASK = np.uint64(MASK)
 _HALF = np.uint64(32)
-_LANE = np.uint64(LANES - 1)
-_M0, _M1 = (np.uint64(multiplier) for multiplier in MULTIPLIERS)
 _BLOCKS_AT_ONCE = 8192
 """Intermediate arrays stay in cache: half the time of whole rows for a large vocabulary or many rows."""
 _MULTIPLIERS = np.array(MULTIPLIERS, dtype=np.uint64)[:, None, None]
 _TURNS = np.array([[turn * step & MASK for step in KEY_STEPS] for turn in range(ROUNDS)], dtype=np.uint64)
 
 _STEPS = _TURNS.astype(np.uint32)[:, :, None, None]
-
-
-def philox4x32(counter: Counter, key: tuple[Words, Words]) -> Counter:
-    """Ten rounds of Philox4x32 with broadcasting.
-
-    Words that are constant along an axis keep length 1 there as long as possible, so the first rounds are nearly free.
-    """
-    c0, c1, c2, c3 = counter
-    keys0, keys1 = (np.add.outer(_TURNS[:, i], key[i]) & _MASK for i in range(2))
-    for k0, k1 in zip(keys0, keys1, strict=True):
-        product0 = c0 * _M0
-        product1 = c2 * _M1
-        c0 = (product1 >> _HALF) ^ (c1 ^ k0)
-        c2 = (product0 >> _HALF) ^ (c3 ^ k1)
-        c1 = product1 & _MASK
-        c3 = product0 & _MASK
-    return c0, c1, c2, c3
 
 
 def row_bits(words: Words, num_tokens: int) -> Bits:  # [5, N, 1] -> [N, V]
@@ -68,12 +48,12 @@ def token_bits(words: Words, token_ids: NDArray[np.integer]) -> Bits:  # [5, N, 
     """32 random bits for the given tokens of each row; ``words`` as for ``row_bits``."""
     bits = np.empty((*token_ids.shape, LANES), dtype=np.uint32)
     _fill(bits, words, token_ids >> 2)
-    lanes = (token_ids & (LANES - 1)).astype(np.intp)[..., None]
-    return np.take_along_axis(bits, lanes, axis=-1)[..., 0]
+    lanes = (token_ids & (LANES - 1)).astype(np.intp).ravel()
+    return bits.ravel().take(np.arange(0, bits.size, LANES) + lanes).reshape(token_ids.shape)
 
 
 def _fill(bits: Bits, words: Words, blocks: NDArray[np.integer]) -> None:  # [N, B, 4], [5, N, 1], [N or 1, B]
-    """``philox4x32`` with fewer and cheaper steps: both halves of a round at once, in 32-bit words.
+    """Ten rounds of Philox4x32, both halves of a round at once, in 32-bit words.
 
     The halves of a product are read as what they are in memory (low word first: little-endian machines), and a
     product's swapped halves are a view turned round.
@@ -93,18 +73,15 @@ def _fill(bits: Bits, words: Words, blocks: NDArray[np.integer]) -> None:  # [N,
     bits[..., 0], bits[..., 1], bits[..., 2], bits[..., 3] = factors[0], others[0], factors[1], others[1]
 
 
-def _choose_lane(lanes: Counter, tokens: Words) -> Bits:
-    chosen = np.choose((tokens & _LANE).astype(np.intp), np.broadcast_arrays(*lanes))
-    return np.asarray(chosen).astype(np.uint32)
-
-
 def random_bits(seed: ArrayLike, stream: ArrayLike, base: ArrayLike, position: ArrayLike, token: ArrayLike = 0) -> Bits:
     """32 random bits for each element of the broadcast arguments; ``stream`` may be an array too."""
-    seeds, streams, bases, positions, tokens = (
-        np.asarray(values).astype(np.uint64) for values in (seed, stream, base, position, token)
-    )
-    lanes = philox4x32((tokens >> np.uint64(2), positions, bases, streams), (seeds & _MASK, seeds >> _HALF))
-    return _choose_lane(lanes, tokens)
+    seeds = np.asarray(seed).astype(np.uint64)
+    shape = np.broadcast(seeds, stream, base, position, token).shape
+    words = np.empty((6, *shape), dtype=np.uint64)
+    words[0], words[1] = seeds & _MASK, seeds >> _HALF
+    words[2], words[3], words[4], words[5] = position, base, stream, token
+    rows = words.reshape(6, -1, 1)
+    return token_bits(rows[:5], rows[5]).reshape(shape)
 
 
 def uniform(

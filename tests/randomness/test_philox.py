@@ -50,10 +50,9 @@ def numpy_bits(tokens: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
 def test_known_answers(counter: scalar.Block, key: tuple[int, int], answer: scalar.Block) -> None:
     assert scalar.philox4x32(counter, key) == answer
-    words = tuple(np.array(word, dtype=np.uint64) for word in counter)
-    keys = tuple(np.array(word, dtype=np.uint64) for word in key)
-    assert tuple(int(word) for word in philox_numpy.philox4x32(words, keys)) == answer  # type: ignore[arg-type]
     block, position, base, stream = counter
+    tokens = (block << 2) + np.arange(4)
+    assert tuple(philox_numpy.random_bits(key[1] << 32 | key[0], stream, base, position, tokens).tolist()) == answer
     rows = StreamRows(torch.tensor([[[key[0]]], [[key[1]]], [[position]], [[base]], [[stream]]]))
     assert tuple(int(word) for word in philox_torch.philox4x32(torch.tensor([[block]]), rows)) == answer
 
