@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.batched import AnswerBatch, ragged
+from outrider.batched import U4, AnswerBatch, ragged
 from outrider.randomness.philox_numpy import uniform
 from outrider.randomness.streams import Stream
 from outrider.types import FloatArray, IntArray, SparseEvidence
@@ -32,15 +32,15 @@ class JointVerdicts:
 
     def __init__(self, rows: SupportRows, limits: Indices, coins: Doubles) -> None:  # [C], [2, R]
         """``limits``: of token ids. ``coins``: of each draft token, those of its acceptance and of a draw behind it."""
-        self._rows, self._limits, self._coins = rows, limits, coins
+        self._rows, self._limits, self._coins, (self._accepting, self._drawing) = rows, limits, coins, coins
         self._score_limits = limits.repeat(rows.num_rows + 1)  # [R+C]
         self._firsts = rows.num_rows.cumsum() - rows.num_rows  # [C] row of the first draft token
         self._steps = _steps(rows)
         self._judged = np.arange(rows.counts.size) + rows.cases  # [R] the draft tokens' scores among all positions
         self._lasts = (rows.num_rows + 1).cumsum() - 1  # [C] those of the position after each proposal
-        self._drafted = rows.where_drafted()
-        self._probs = rows.probs[self._drafted]
-        self._sizes = np.add.reduceat(rows.counts, self._firsts)  # [C] ids in the supports of each case
+        self._drafted = rows.where_drafted
+        self._probs = rows.probs[self._drafted].astype(np.float64)
+        self._sizes = np.add.reduceat(rows.counts, self._firsts).tolist()  # [C] ids in the supports of each case
 
     @classmethod
     def of(
@@ -67,7 +67,7 @@ class JointVerdicts:
         """``on`` scores that came as arrays, with one more than each proposal has tokens."""
         if scores.outside_masses is None or scores.supports is None:
             return None
-        if not np.array_equal(scores.supports.counts, self._sizes):
+        if scores.supports.counts.tolist() != self._sizes:
             return None
         return self.on(scores.supports.probs, scores.outside_masses, scores.token_ids)
 
@@ -82,11 +82,11 @@ class JointVerdicts:
         if not self._are_sound(inside, outside, drawn):
             return None
         num_rows = self._rows.num_rows
-        ratios = inside[self._drafted].astype(np.float64) / self._probs
-        rejections = np.where(self._coins[0] >= ratios, self._steps, _NO_REJECTION)
+        ratios = inside[self._drafted] / self._probs
+        rejections = np.where(self._accepting >= ratios, self._steps, _NO_REJECTION)
         accepted: Indices = np.minimum(np.minimum.reduceat(rejections, self._firsts), num_rows)
         following = drawn[self._lasts].astype(np.int64)
-        ending = np.flatnonzero(accepted < num_rows)
+        ending = (accepted < num_rows).nonzero()[0]
         if ending.size:
             stops = (self._firsts + accepted)[ending]
             recovered = self._draw_recovered(inside, outside[self._judged[stops]], drawn[self._judged[stops]], stops)
@@ -108,28 +108,26 @@ class JointVerdicts:
 
     def _are_drawn(self, outside: FloatArray, drawn: IntArray) -> bool:
         """True if there is a token wherever one may be needed: behind a proposal, and where there is mass outside."""
-        lacks = (drawn < 0) | (drawn >= self._score_limits)
-        return not (lacks[self._lasts].any() or (outside[lacks] > 0).any())
+        lacks = drawn.astype(U4, copy=False) >= self._score_limits  # a negative one is high
+        return 1 not in lacks.tobytes() or not (lacks[self._lasts].any() or (outside[lacks] > 0).any())
 
     def _draw_recovered(
         self, inside: FloatArray, outside: FloatArray, drawn: IntArray, stops: Indices
     ) -> Indices | None:  # [N], [J], [J], [J]
         """A token from (target - draft)+ at each row of ``stops``; None when one is empty or ends past its sum."""
-        rows = self._rows
-        counts, starts = rows.counts[stops], rows.starts[stops]
-        columns = np.arange(counts.item(counts.argmax()))
-        indices = np.minimum(starts[:, None] + columns, len(rows.ids) - 1)  # [J, S]
-        left = np.maximum(inside[indices].astype(np.float64) - rows.probs[indices], 0.0)
+        rows, each = self._rows, np.arange(len(stops))
+        counts = rows.counts[stops]
+        at = np.arange(counts.item(counts.argmax()) + 1)
+        indices = np.minimum(rows.starts[stops][:, None] + at, len(rows.ids) - 1)  # [J, S + 1]
+        drafts = np.where(at < counts[:, None], rows.probs[indices], np.inf).astype(np.float64, copy=False)
         # Behind its support each row has the mass outside, then nothing.
-        weights = np.zeros((len(stops), len(columns) + 1))
-        weights[:, :-1] = np.where(columns < counts[:, None], left, 0.0)
-        weights[np.arange(len(stops)), counts] = outside
+        weights = np.maximum(inside[indices] - drafts, 0.0)
+        weights[each, counts] = outside
         sums = weights.cumsum(axis=1)
-        chosen = (sums <= (self._coins[1][stops] * sums[:, -1])[:, None]).sum(axis=1)  # as searchsorted on the right
-        if (chosen > counts).any():
+        chosen = (sums <= (self._drawing[stops] * sums[:, -1])[:, None]).sum(axis=1)  # as searchsorted on the right
+        if 1 in (chosen > counts).tobytes():
             return None
-        found = rows.ids[np.minimum(starts + chosen, len(rows.ids) - 1)]
-        return np.where(chosen < counts, found, drawn)
+        return np.where(chosen < counts, rows.ids[indices[each, chosen]], drawn)
 
 
 class SupportedProposals:

@@ -5,8 +5,8 @@ Verdicts are made in ``joint_verdicts``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from outrider.batched import AnswerBatch, ragged
 from outrider.types import FloatArray, IntArray, SparseEvidence
+from outrider.values import step_value
 
 ROW_SUM_TOLERANCE = 1e-4
 """A row of probabilities summed in float64; float32 rows of a thousand ids are off by some 1e-6."""
@@ -24,14 +25,13 @@ Indices = NDArray[np.int64]
 Doubles = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=False)
 class SupportRows:
     """The supports of all draft positions of all cases, concatenated."""
 
     num_rows: Indices  # [C] draft tokens of each case
     counts: Indices  # [R] ids in each row
     starts: Indices  # [R]
-    cases: Indices  # [R] which case a row is of
     drafted: Indices  # [R]; what a service says may be any number
     ids: IntArray  # [N]
     probs: FloatArray  # [N]
@@ -39,8 +39,7 @@ class SupportRows:
     @classmethod
     def of(cls, num_rows: Indices, counts: Indices, drafted: Indices, ids: IntArray, probs: FloatArray) -> SupportRows:
         """Rows with the fields that follow from the counts."""
-        starts, cases = counts.cumsum() - counts, np.arange(num_rows.size).repeat(num_rows)
-        return cls(num_rows, counts, starts, cases, drafted, ids, probs)
+        return cls(num_rows, counts, counts.cumsum() - counts, drafted, ids, probs)
 
     @classmethod
     def of_batch(cls, proposals: AnswerBatch[Any]) -> SupportRows:
@@ -71,9 +70,16 @@ class SupportRows:
             self.num_rows[cases], self.counts[rows], self.drafted[rows], self.ids[ids], self.probs[ids]
         )
 
+    @functools.cached_property
+    def cases(self) -> Indices:  # [R]
+        """Case of each row."""
+        return np.arange(self.num_rows.size).repeat(self.num_rows)
+
+    @functools.cached_property
     def where_drafted(self) -> Indices:
         """Indices of the draft tokens in their supports, if they are there."""
-        return np.flatnonzero(self.ids == self.drafted.repeat(self.counts))
+        found: Indices = (self.ids == self.drafted.repeat(self.counts)).nonzero()[0]
+        return found
 
     def sums(self, values: FloatArray) -> Doubles:  # [N] -> [R]
         """Sums of the values of each support."""
@@ -84,30 +90,34 @@ def are_sound(rows: SupportRows, limits: Indices) -> bool:  # limits [C]
     """True if each draft token was drawn from its support: distinct ids below the limit, with probabilities above 0
     that sum to 1.
     """
-    if not rows.counts.size or int(rows.counts.min()) < 1:
+    if not rows.counts.size or rows.counts.item(rows.counts.argmin()) < 1:
         return False
     ids, probs = rows.ids, rows.probs
     return bool(
         ids.item(ids.argmin()) >= 0
-        and (np.maximum.reduceat(ids, rows.starts) < limits[rows.cases]).all()
+        and (
+            ids.item(ids.argmax()) < limits.item(limits.argmin())
+            or (np.maximum.reduceat(ids, rows.starts) < limits[rows.cases]).all()
+        )
         and probs.item(probs.argmin()) > 0
         and are_near_1(rows.sums(probs), ROW_SUM_TOLERANCE)
         and _are_distinct(rows)
-        and len(rows.where_drafted()) == len(rows.drafted)
+        and len(rows.where_drafted) == len(rows.drafted)
     )
 
 
 def _are_distinct(rows: SupportRows) -> bool:
     """True if no id is twice in one support; ids are not negative."""
-    width = rows.counts.item(0)
-    if (rows.counts == width).all():  # mostly: short rows of equal length are sorted in a fraction of the time
-        keys = np.sort(rows.ids.reshape(-1, width), axis=1)
-        return bool((keys[:, 1:] != keys[:, :-1]).all())
+    width = rows.counts.item(rows.counts.argmax())
+    if width * rows.counts.size == rows.ids.size:  # mostly: short rows of equal length are sorted in a fraction
+        by_row = rows.ids.reshape(-1, width).copy()
+        by_row.sort(axis=1)
+        return 0 not in (by_row[:, 1:] != by_row[:, :-1]).tobytes()
     keys = np.arange(len(rows.counts)).repeat(rows.counts) * (rows.ids.item(rows.ids.argmax()) + 1) + rows.ids
     keys.sort()
-    return bool((keys[1:] != keys[:-1]).all())
+    return 0 not in (keys[1:] != keys[:-1]).tobytes()
 
 
 def are_near_1(sums: Doubles, tolerance: float) -> bool:
     """True if no sum differs from 1 by more; False for NaN."""
-    return bool((np.abs(sums - 1.0) <= tolerance).all())
+    return bool(1.0 - sums.item(sums.argmin()) <= tolerance and sums.item(sums.argmax()) - 1.0 <= tolerance)

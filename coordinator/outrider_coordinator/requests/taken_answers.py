@@ -12,6 +12,7 @@ from outrider.errors import ProtocolError
 from outrider.item_batch import batch_of_answers
 from outrider.ports import EventBatch, ItemTiming, Proposal, Scores
 from outrider.types import TokenLogprob
+from outrider.values import step_value
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session import table_columns as col
@@ -27,7 +28,7 @@ def in_batch(batch: EventBatch[Any]) -> EventBatch[Any]:
     """The message with its single answers, which services of the same process may give, as arrays after those that it
     has. They stay events where the parts of one do not fit each other: each session says what is wrong.
     """
-    answers = [one for one in batch.timed() if isinstance(one[0], Proposal | Scores)]
+    answers = [one for one in batch.timed() if isinstance(one[0], Proposal | Scores)] if batch.events else ()
     if not answers:
         return batch
     timings = [timing for _, timing in answers if timing is not None]
@@ -39,7 +40,7 @@ def in_batch(batch: EventBatch[Any]) -> EventBatch[Any]:
     return EventBatch.of(others, batch.report, (*batch.batched, *made))
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class PreparedBatch:
     """Requests of one target and one draft, and what their sessions wait for."""
 

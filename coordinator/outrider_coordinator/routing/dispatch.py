@@ -103,8 +103,9 @@ class LinkQueue:
     def note_sent(self, commands: Iterable[SessionItem | CommandBatch]) -> None:
         """The queued commands were sent."""
         if self.waiting:
+            now = self._dispatch.now()
             for steps in self._put:
-                steps.sent_at = self._dispatch.now()
+                steps.sent_at = now
             self.under_way |= self.waiting
             self.waiting.clear()
             self._put = (_Steps(is_plain=False), _Steps(is_plain=True))

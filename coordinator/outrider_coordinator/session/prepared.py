@@ -57,6 +57,7 @@ class Prepared:
         """Trace parents of what is asked next, for each session; empty if nothing is traced."""
         self._row_bytes = rows.tobytes()
         self._generations, self.bases = rows[:, self.asked].astype(U8).tobytes(), rows[:, col.LENGTH].astype(U4)
+        self._base_bytes = self.bases.tobytes()
         self.flags: list[int] = rows[:, col.FLAGS].tolist()
         flags = self.flags
         self.is_sparse, self.reads_states = bool(flags[0] & col.IS_SPARSE), bool(flags[0] & col.READS_STATES)
@@ -75,7 +76,7 @@ class Prepared:
         """True if these are answers of all of these sessions, whose rows have not changed since, and are in order."""
         return (
             answers.generations.tobytes() == self._generations
-            and answers.base_lengths.tobytes() == self.bases.tobytes()
+            and answers.base_lengths.tobytes() == self._base_bytes
             and self.table.values.take(self.index, axis=0).tobytes() == self._row_bytes
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.batched import U4, U8, AnswerBatch, Column, ScoreAhead, ScoreBatch, SupportBatch
+from outrider.batched import I4, U4, U8, AnswerBatch, Column, ScoreAhead, ScoreBatch, SupportBatch
 from outrider_coordinator.acceptance.joint_verdicts import PlacedEvidence, SupportedProposals
 from outrider_coordinator.acceptance.vectorized import SupportRows, are_sound
 from outrider_coordinator.session import table_columns as col
@@ -46,7 +46,7 @@ class PreparedProposals(Prepared):
         self._kept = self.bases - U4.type(1)
         tails, chains = self.hashes(rows[:, col.TARGET_HELD].tolist())
         self._hash_tails, self._chains = np.array(tails, dtype=U8), b"".join(chains)
-        self._ones = np.ones(len(rows), dtype=U4)
+        self._ones, self._lasts = np.ones(len(rows), dtype=U4), rows[:, col.LAST].astype(I4)
         self._hands_over = self.hands_over_states()
 
     @classmethod
@@ -74,21 +74,20 @@ class PreparedProposals(Prepared):
 
         ``plane``: by which hidden states go; 0: inline. ``is_direct``: the target has them, and a ``ScoreAhead``.
         """
-        if not self._hands_over or not self._are_supported(answers):
+        supports = SupportRows.of_batch(answers) if self.is_sparse and answers.supports is not None else None
+        if not self._hands_over or not self._are_supported(supports):
             return None
         if self.reads_states and not (plane and all(map(policy.is_to_draft, self.speculations))):
             return None
         is_direct = is_direct and self._announced is not None
         generations = self._announced if is_direct and self._announced is not None else self._generations_next
         commands = self._arrays(generations, answers.counts, answers.token_ids, plane, answers.supports)
-        commit = partial(self._commit, answers, generations)
+        commit = partial(self._commit, answers, supports, generations)
         return Taken(range(len(self.sessions)), commands, commit, is_direct=is_direct)
 
-    def _are_supported(self, answers: AnswerBatch[Any]) -> bool:
+    def _are_supported(self, supports: SupportRows | None) -> bool:
         """True if all can be judged by their supports, if they are to have any."""
-        if not self.is_sparse:
-            return True
-        return answers.supports is not None and are_sound(SupportRows.of_batch(answers), self.limits)
+        return not self.is_sparse or (supports is not None and are_sound(supports, self.limits))
 
     def announcement(self, channel: int, plane: int) -> ScoreAhead | None:
         """Scores for the target to compute when the proposals come by a channel; None unless ``announce`` was called
@@ -109,7 +108,7 @@ class PreparedProposals(Prepared):
             self._chains,
             self._hash_tails,
             self._ones,
-            self.rows[:, col.LAST],
+            self._lasts,
             lengths,
             draft_token_ids,
             self._kept if self.reads_states else None,
@@ -119,7 +118,7 @@ class PreparedProposals(Prepared):
             trace_parents=self.trace_parents,
         )
 
-    def _commit(self, answers: AnswerBatch[Any], generations: Column) -> list[list[int]]:
+    def _commit(self, answers: AnswerBatch[Any], supports: SupportRows | None, generations: Column) -> list[list[int]]:
         after, counts, table = self.rows.copy(), answers.counts, self.table
         after[:, col.STATUS] = SCORING
         after[:, col.ANNOUNCED : col.NUM_PLAIN + 1] = 0  # and what was asked of the draft, and its losses
@@ -135,9 +134,9 @@ class PreparedProposals(Prepared):
             drafted = np.full((size, width), NO_TOKEN, dtype=U4)
             drafted[np.arange(width) < counts[:, None]] = answers.token_ids
             table.drafted[self.index, :width] = drafted
-        if answers.is_sparse:
+        if supports is not None:
             seeds, bases = self.rows[:, col.SEED].copy().view(np.uint64), self.rows[:, col.LENGTH]
-            proposals = SupportedProposals(SupportRows.of_batch(answers), limits=self.limits, seeds=seeds, bases=bases)
+            proposals = SupportedProposals(supports, limits=self.limits, seeds=seeds, bases=bases)
             for case, session in enumerate(self.sessions):
                 session.row.evidence = PlacedEvidence(proposals, case)
         return []
