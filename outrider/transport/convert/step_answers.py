@@ -6,7 +6,6 @@ a ``ProtocolError`` of its link.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,6 +104,7 @@ def scores_from_proto(message: pb.StepAnswers) -> AnswerBatch[Any]:
     each: list[int] = counts.tolist()  # as in ``proposals_from_proto``
     check_largest("counts", max(each), LINK_POSITIONS)
     is_sparse, num_tokens, size = message.form == pb.ANSWER_FORM_SPARSE, sum(each), len(each)
+    has_details = message.HasField("details")
     token_ids = _token_column(message, num_tokens, I4 if is_sparse else U4)
     return AnswerBatch(
         sessions,
@@ -120,8 +120,8 @@ def scores_from_proto(message: pb.StepAnswers) -> AnswerBatch[Any]:
         0,
         _scored_drafts(message, each) if message.draft_token_ids else None,
         from_bytes("goes_on", message.goes_on, U1, size) if message.goes_on else None,
-        read_score_details(message, token_ids, each),
-        read_logprobs(message, size),
+        read_score_details(message, token_ids, each) if has_details or message.form > pb.ANSWER_FORM_SPARSE else None,
+        read_logprobs(message.details, size) if has_details else None,
     )
 
 
@@ -152,7 +152,8 @@ def _timings(message: pb.StepAnswers, size: int) -> Sequence[int]:
         return ()
     is_shared = len(content) == U8.itemsize * NUMBERS_IN_A_TIMING
     count = NUMBERS_IN_A_TIMING * (1 if is_shared else size)
-    return array("Q", from_bytes("timings_ns", content, U8, count).astype(np.uint64, copy=False).tobytes())
+    found: list[int] = from_bytes("timings_ns", content, U8, count).tolist()
+    return found
 
 
 def _scored_drafts(message: pb.StepAnswers, counts: Sequence[int]) -> Column:

@@ -32,8 +32,6 @@ def write_details(message: pb.StepAnswers, details: Mapping[str, Sequence[Any]])
 
 def read_score_details(message: pb.StepAnswers, token_ids: Column, counts: Sequence[int]) -> Details | None:
     """Details of scores; None without any. ``counts``: positions of each answer, whose ``token_ids`` these are."""
-    if not message.HasField("details") and message.form <= pb.ANSWER_FORM_SPARSE:
-        return None
     found: Details = {}
     details, size = message.details, len(counts)
     if message.form == pb.ANSWER_FORM_TYPICAL:
@@ -77,11 +75,11 @@ def write_logprobs(message: pb.AnswerDetails, logprobs: LogprobBatch) -> None:
     _write_candidates(message.logprobs, logprobs)
 
 
-def read_logprobs(message: pb.StepAnswers, size: int) -> LogprobBatch | None:
+def read_logprobs(details: pb.AnswerDetails, size: int) -> LogprobBatch | None:
     """Logprobs of scores; None without any."""
-    if not message.details.HasField("logprobs"):
+    if not details.HasField("logprobs"):
         return None
-    return _read_candidates("logprobs", message.details.logprobs, size, LINK_POSITIONS)
+    return _read_candidates("logprobs", details.logprobs, size, LINK_POSITIONS)
 
 
 def _write_prompt_logprobs(message: pb.AnswerDetails, answers: Sequence[Any]) -> None:
