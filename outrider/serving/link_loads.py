@@ -47,7 +47,7 @@ class LinkLoads:
         ended tell the same.
         """
         largest = self._largest.get(link_id)
-        if largest is None:
+        if not largest:
             return 0, 0
         self._reported.add(link_id)
         loads = largest.values()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias
 
@@ -28,6 +28,7 @@ from outrider.serving.executor import (
 )
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.token_budget import is_running
+from outrider.values import step_value
 
 
 @dataclass(slots=True)
@@ -306,10 +307,10 @@ class Batch:
         return len(self.scheduled) + self._num_others
 
     @property
-    def rows_by_link(self) -> Counter[int]:
+    def rows_by_link(self) -> Mapping[int, int]:
         """Sessions that share it, by link; those that have ended are left out."""
         if self.decode is not None:
-            return Counter({self.decode.link_id: len(self.decode)})
+            return {self.decode.link_id: len(self.decode)}
         rows = Counter([request.session.link_id for request in self._live])
         if self.plain is not None:
             rows.update(self.plain.own.link_ids[self.plain.is_here].tolist())
@@ -335,10 +336,10 @@ class Batch:
                 yield request.session, base, request.arrived_ns if request.is_asked else None
 
     @property
-    def drafts_by_link(self) -> Counter[int]:
+    def drafts_by_link(self) -> Mapping[int, int]:
         """Draft tokens of those sessions."""
         if self.decode is not None:
-            return Counter({self.decode.link_id: sum(self.decode.draft_lengths.tolist())})
+            return {self.decode.link_id: sum(self.decode.draft_lengths.tolist())}
         drafts = Counter[int]()
         for request in self._live:
             drafts[request.session.link_id] += num_drafts(request.item)
@@ -366,7 +367,7 @@ class Batch:
                 request.status = RequestStatus.RUNNING
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class FinishedBatch:
     """A batch whose forward has ended."""
 

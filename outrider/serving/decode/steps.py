@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -50,9 +50,10 @@ from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_registry import SessionRegistry
 from outrider.serving.stats import ServiceStats
+from outrider.values import step_value
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class _Answered:
     """A step whose answers leave."""
 
@@ -109,11 +110,14 @@ class DecodeBatches:
 
     def split(self, link_id: int, commands: Sequence[Any]) -> _Parts:
         """The commands of a message that go one by one, what may be one step after them, and commands after that."""
-        if not any(isinstance(command, CommandBatch) for command in commands):
+        batched = [command for command in commands if isinstance(command, CommandBatch)]
+        if not batched:
             return commands, None, ()
         if not self._is_enabled:
             return one_by_one(commands), None, ()
         self._links.add(link_id)
+        if len(commands) == 1 and self._may_be_taken(link_id, commands[0]):
+            return (), commands[0], ()
         parts = one_by_one(commands, stays=partial(self._may_be_taken, link_id))
         batched = [command for command in parts if isinstance(command, CommandBatch)]
         if not batched:
