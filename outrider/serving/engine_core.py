@@ -292,10 +292,12 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             oldest = self.in_flight[0]
             is_due = oldest.may_queue_next or self.scheduler.are_chunks_due(self.in_flight)
             return 0.0 if is_due or oldest.forward.is_done() else POLL_INTERVAL_S
-        if self.decode.pending is not None or self.decode.is_chain_due:
+        if self.decode.is_chain_due:
             return 0.0
-        if self.decode.ahead.is_due and self.scheduler.queue.is_empty:
-            return 1e-9 * self.decode.ahead.pause_ns()
+        if (pending := self.decode.pending) is not None:
+            return self.scheduler.gather_s(pending.keys) if pending.is_asked else 0.0
+        if self.decode.ahead.is_due:
+            return 1e-9 * self.decode.ahead.pause_ns() if self.scheduler.queue.is_empty else 0.0
         return self.scheduler.delay_s
 
     @property

@@ -89,10 +89,17 @@ class Scheduler:
 
     @property
     def delay_s(self) -> float:
-        """Seconds to delay the next batch: prompts wait while running sessions are expected back soon."""
-        if self.plain.is_due or any(is_running(request.job) for request in self.queue.due):
+        """Seconds to delay the next batch: prompts wait while running sessions are expected back soon, and these for
+        each other.
+        """
+        if self.plain.is_due:
             return 0.0
-        return 1e-9 * self._delay.wait_ns(self._clock())
+        running = {request.session.key for request in self.queue.due if is_running(request.job)}
+        return self.gather_s(running) if running else 1e-9 * self._delay.wait_ns(self._clock())
+
+    def gather_s(self, due: Collection[SessionKey]) -> float:
+        """Seconds to delay running sessions for those that are away."""
+        return 1e-9 * self._delay.gather_ns(due, self._chunk_size.forward_ns, self._clock())
 
     def update(self, batch: Batch, output: ExecutorOutput[Any], ended_ns: int) -> list[tuple[AnyRequest, Any]]:
         """Take in the results of a batch; returns the requests that were asked for and are done, each with its answer
@@ -312,8 +319,7 @@ class Scheduler:
         duration_ns = ended_ns - batch.started_ns
         if batch.num_running:
             self._ran_ns = ended_ns
-            if self._budget.adapts_chunks:
-                self._chunk_size.note_forward(duration_ns, batch.num_prefill_tokens, batch.num_running)
+            self._chunk_size.note_forward(duration_ns, batch.num_prefill_tokens, batch.num_running)
         if batch.num_prefill_tokens:
             self._delay.note_chunk(duration_ns)
             if 2 * batch.num_prefill_tokens >= self._budget.max_batched_tokens:

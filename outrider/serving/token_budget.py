@@ -11,7 +11,7 @@ Plain Python over lengths and times: knows no sequences, no devices and no clock
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,6 +48,9 @@ _DELAY_WEIGHT = 0.2
 """The weight of the newest absence, and of the newest chunk, in the figures that delays follow from."""
 _LATE = 1.5
 """A session that is away for this many times longer than usual is not waited for."""
+_GATHERED_RATIO = 0.85
+"""Running sessions are gathered where a step of all takes at most so much of the time of two groups taking turns: more
+sessions' drafts take longer, and on one GPU those of a group hide behind the forward of the other."""
 LONGEST_ABSENCE_NS = 100_000_000
 """A session that is away for longer was held up by something else, and is neither waited for nor counted."""
 
@@ -173,16 +176,16 @@ class PrefillChunkSize:
         self._most = most
         self._least = max(1, most // _LEAST_CHUNK)
         self._without_ns: dict[int, float] = {}
-        """Recent time of a forward without a chunk, by the number of its running sessions in steps: while prompts wait
+        """Recent time of a forward without a chunk, by the class of its running sessions: while prompts wait
         there is none, and sessions become many."""
         self._a_token_ns: float | None = None
 
     def note_forward(self, duration_ns: int, num_chunk_tokens: int, num_running: int) -> None:
         """A forward that served running sessions took so long, with this many tokens of prompts beside them."""
         if not num_chunk_tokens:
-            size = num_running // _SESSIONS_STEP
+            size = _class_of(num_running)
             self._without_ns[size] = moving_mean(self._without_ns.get(size), duration_ns, _CHUNK_WEIGHT)
-        elif (without_ns := self._without(num_running)) is not None:
+        elif (without_ns := self.forward_ns(num_running)) is not None:
             more_ns = max(0.0, duration_ns - without_ns)
             self._a_token_ns = moving_mean(self._a_token_ns, more_ns / num_chunk_tokens, _CHUNK_WEIGHT)
 
@@ -199,17 +202,23 @@ class PrefillChunkSize:
         return max(few, min(int(many), _MOST_OF_MANY * self._most - num_decode_tokens))
 
     def _of_few(self, num_running: int) -> int:
-        without_ns = self._without(num_running)
+        without_ns = self.forward_ns(num_running)
         if without_ns is None or not self._a_token_ns:
             return self._most
         fitting = int(_MOST_MORE * without_ns / self._a_token_ns)
         return min(self._most, max(self._least, fitting // _CHUNK_STEP * _CHUNK_STEP))
 
-    def _without(self, num_running: int) -> float | None:
+    def forward_ns(self, num_running: int) -> float | None:
         """Time of a forward of this number of sessions without a chunk, or of the nearest known number."""
-        size = num_running // _SESSIONS_STEP
+        size = _class_of(num_running)
         nearest = min(self._without_ns, key=lambda known: abs(known - size), default=None)
         return None if nearest is None else self._without_ns[nearest]
+
+
+def _class_of(num_sessions: int) -> int:
+    """Class of numbers of sessions by whose forwards' times others are estimated: powers of two, and then steps."""
+    few = _SESSIONS_STEP.bit_length() - 1
+    return num_sessions.bit_length() if num_sessions < _SESSIONS_STEP else few + num_sessions // _SESSIONS_STEP
 
 
 class PrefillDelayPolicy:
@@ -272,6 +281,27 @@ class PrefillDelayPolicy:
         away, limit_ns = self._away_ns, min(_LATE * self._away_ns, LONGEST_ABSENCE_NS)
         lefts = [left for left in self._left.values() if now_ns - left < limit_ns]
         if not lefts or now_ns + self._chunk_ns <= min(lefts) + away:
+            return 0
+        return int(max(lefts) + limit_ns) - now_ns
+
+    def gather_ns(self, due: Collection[SessionKey], forward_ns: Callable[[int], float | None], now_ns: int) -> int:
+        """Nanoseconds that running sessions that are due should wait for those away, to share a forward with them from
+        now on; 0: they may go. ``forward_ns``: time of a forward of a number of sessions, if known.
+
+        Sessions that are served while others draft take turns with these for good, each a whole forward behind. One
+        group waits for its drafts instead, which takes less where a forward's time hardly grows with its sessions.
+        """
+        self.learn()
+        if self._away_ns is None:
+            return 0
+        limit_ns = min(_LATE * self._away_ns, LONGEST_ABSENCE_NS)
+        lefts = [left for key, left in self._left.items() if key not in due and now_ns - left < limit_ns]
+        if not lefts:
+            return 0
+        ours, theirs, of_all = map(forward_ns, (len(due), len(lefts), len(due) + len(lefts)))
+        if ours is None or theirs is None or of_all is None:
+            return 0
+        if of_all + self._away_ns > _GATHERED_RATIO * (ours + theirs):
             return 0
         return int(max(lefts) + limit_ns) - now_ns
 

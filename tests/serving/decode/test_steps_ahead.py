@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -117,10 +118,14 @@ class Sessions:
         assert all(text.goes_on for text in texts)
 
     def until_idle(self, most: int = 1000) -> list[Any]:
+        """Step until nothing is to be done but to wait for pushes."""
         events: list[Any] = []
-        while self.driver.core.has_work and not self.driver.core.pause_s and most:
-            events += self.driver.step()
-            most -= 1
+        while self.driver.core.has_work and (pause_s := self.driver.core.pause_s) < 1 and most:
+            if pause_s:  # for sessions that are away
+                time.sleep(pause_s)
+            else:
+                events += self.driver.step()
+                most -= 1
         return events
 
     def push(
