@@ -229,6 +229,17 @@ def test_fp8_files_without_their_format_or_scales_are_refused(tmp_path: Path) ->
         estimate_model(folder)
 
 
+@pytest.mark.parametrize("name", ["afmoe", "hunyuan_v1_moe", "qwen2_moe"])
+def test_routers_do_not_become_fp8(name: str) -> None:
+    folder = build_fallback(name)
+    tensors = load_file(folder / "model.safetensors").items()
+    linear = sum(
+        tensor.numel() for key, tensor in tensors if tensor.dim() == 2 and "_proj" in key and ".experts." not in key
+    )
+    whole, rounded = (estimate_model(folder, quantization=kind).weight_bytes for kind in ("none", "fp8"))
+    assert whole - rounded == 3 * linear
+
+
 def test_layers_that_are_no_linear_ones_cannot_become_fp8() -> None:
     for load in (estimate_model, ModelRunner.load):
         with pytest.raises(ModelError, match="none of its layers is a linear one that can be FP8"):

@@ -127,7 +127,8 @@ MXFP4 = Quantization(
     numbers=Numbers.MXFP4,
 )  # fmt: skip
 """Experts of gpt-oss, as published."""
+_ROUTERS = r".*(router|\.gate\.|\.shared_expert_gate$)"
 ONLINE = Quantization(
-    "online", Scales.CHANNEL, Activations.TOKEN, ignored=(r"lm_head$", r".*\.linear_attn\.in_proj_(a|b|ba)$")
+    "online", Scales.CHANNEL, Activations.TOKEN, ignored=(r"lm_head$", r".*\.linear_attn\.in_proj_(a|b|ba)$", _ROUTERS)
 )
-"""Made while loading: ``--quantization fp8``."""
+"""Made while loading: ``--quantization fp8``. Routers stay as they are: rounded ones choose other experts."""
