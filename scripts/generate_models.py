@@ -32,18 +32,17 @@ SERVED = """\
 
 `pytest -m slow tests/end_to_end/test_matrix.py` plays 200 prompts of each family and format, and 60 of each model
 through transformers: alone; in small pools, with prefix cache and drafts of 1 to 8 tokens by the model itself; by
-another model over gRPC while draft and target are lost; some shared by two processes. Greedy tokens are
-transformers', coupled ones those of the target alone.
+another model over gRPC while draft and target are lost. Greedy tokens are transformers', coupled ones those of the
+target alone.
 """
 FALLBACK_HEAD = f"""
 Decoders of other families run through transformers' code with paged attention (`--model-impl transformers`; auto
 where no family fits), if every layer attends through its attention interface. RMS norms and products are ours; CUDA
 graphs are used if they give the same logits: expect {FALLBACK_SPEED} of native speed. `--tensor-parallel-size` shares
-linear layers by transformers' plan; models with experts, or without a plan, are refused then. Linear
-layers are FP8 if they are on file, or with `--quantization fp8`; FP8 experts and heads, and frequencies
-that depend on the longest sequence, are refused. Latent attention (MLA) keeps each head's whole keys and values. Code
-from a model's folder is never run. Logits were compared with transformers in float32, or the model is refused, by
-`outrider check` too:
+linear layers by transformers' plan; experts, or no plan, are refused then. Linear layers are FP8 if they are on file,
+or with `--quantization fp8`; FP8 experts and heads, and frequencies that depend on the longest sequence, are refused.
+Latent attention (MLA) keeps each head's whole keys and values. Code
+from a model's folder is never run. Compared with transformers in float32, or refused, by `outrider check` too:
 
 | `model_type` | models | refused |
 |---|---|---|
@@ -60,7 +59,7 @@ FORMATS_HEAD = """
 
 Compared with transformers and the widened weights in float64, inputs rounded as compressed-tensors does, bit for bit,
 for Llama, Mistral, Qwen2 and 3, and experts of Qwen3 and Mixtral; mxfp4 with the weights as transformers widens them.
-On a CPU, and on GPUs without the kernels, weights are widened to the type of the model.
+Without the kernels weights are widened to the model's type.
 
 | `quant_method` | weights | activations | kernels |
 |---|---|---|---|
@@ -75,10 +74,9 @@ The KV cache has the model's type, or FP8 (E4M3) with `--kv-cache-dtype fp8` or 
 alike. Heads keep their type.
 
 Activations are rounded as the format says, whatever the number of rows. With `--tensor-parallel-size` above 1 a scale
-for each token is that of a rank's part of the token where ranks share the inputs; groups and static scales are the same
-for any number of ranks.
+for each token is that of a rank's part of the token where ranks share the inputs; other scales do not change.
 
-Experts are read one by one, as published, or stacked (transformers 5, Qwen3-VL). With `--enable-expert-parallel` each
+Experts are read one by one or stacked (transformers 5, Qwen3-VL). With `--enable-expert-parallel` each
 GPU has some of them whole. Routers have the type on file, FP8 too.
 
 Adapters (LoRA; merge them), images, 4 bits, `ue8m0` scales and other formats are not served. A killed download fetches

@@ -70,6 +70,7 @@ FALLBACK_CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24,
     },
     "roberta": {"is_decoder": True, "pad_token_id": 1},
+    "solar_open": {**_EXPERTS, "head_dim": 8},
     "starcoder2": {"sliding_window": 6},
     "vaultgemma": _SLIDING,
 }  # fmt: skip
