@@ -54,12 +54,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Modules are imported without garbage collection, and collections in tests do not scan what they left."""
+    """Modules are imported without garbage collection, and collections in tests do not scan what they left.
+
+    Their garbage stays: to find that twentieth of 3.3 million objects takes a second of a processor in each process.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
         gc.enable()
 
