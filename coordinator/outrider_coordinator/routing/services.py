@@ -141,8 +141,7 @@ class Services:
     def target_lost(self, replica: TargetReplica) -> None:
         """A target is lost: if it was the last, start the timeout."""
         self.peers.lost(replica)
-        if not self.target.is_up:
-            self.stop_waiting()
+        if not self.target.is_up:  # no timer is set: the target's attachment has ended the wait
             self._give_up_timer = asyncio.get_running_loop().call_later(self._target_timeout_s, self._give_up)
         self._listener.target_lost(replica)
 

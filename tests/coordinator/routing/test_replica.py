@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from outrider import __version__
-from outrider.errors import DeadlineError, LoadingError, OutriderError, UnavailableError
+from outrider.errors import DeadlineError, LoadingError, OutriderError, UnauthenticatedError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch
 from outrider.stalls import NO_STALL
 from outrider.types import ModelDescription
@@ -134,6 +134,28 @@ async def test_a_service_that_cannot_be_reached_is_tried_again_without_growing_p
     connection.start()
     async with asyncio.timeout(120):  # with pauses that double up to 2 s it takes ten minutes
         await attached.wait()
+    port.link.may_close.set()
+    await connection.close()
+
+
+async def test_a_service_that_refuses_is_tried_again_after_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attachment_module, "RETRY_S", 0.001)
+    monkeypatch.setattr(attachment_module, "LONGEST_RETRY_S", 0.004)
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    port, attached = _NotYet(), asyncio.Event()
+    port.first = [UnauthenticatedError("a wrong token")] * 4
+    connection = _draft_at(port, attached)
+    connection.start()
+    async with asyncio.timeout(120):
+        await attached.wait()
+    assert pauses == [0.002, 0.004, 0.004, 0.004]
     port.link.may_close.set()
     await connection.close()
 
