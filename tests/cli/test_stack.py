@@ -154,6 +154,19 @@ async def test_pauses_before_a_restart_double_up_to_a_limit_and_are_short_again_
     assert recorder.pauses_s == [0.001, 0.002, 0.004, 0.006, 0.006, 0.001, 0.002]
 
 
+async def test_a_service_that_fails_to_start_again_is_started_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, answers = Recorder(), iter([True, False, False])
+    monkeypatch.setattr(supervisor, "ChildProcess", _Ends([1.0] * 3))
+    monkeypatch.setattr(supervisor, "FIRST_BACKOFF_S", 0.001)
+
+    async def serves(address: str) -> bool:
+        return next(answers, True)
+
+    async with Stack(StackPlan(models=(spec("target"),), coordinators=()), probe=serves, listener=recorder) as stack:
+        await stack.watch(until(lambda: recorder.has_served_twice("target")))
+    assert len(recorder.pauses_s) == 2
+
+
 async def test_a_service_that_does_not_stop_is_killed() -> None:
     stubborn = spec("coordinator", "--ignore-sigterm", stop_within_s=0.2)
     async with Stack(

@@ -209,6 +209,15 @@ def test_a_full_queue_refuses_what_was_never_taken_in() -> None:
         attempts.failed(CapacityError("the queue is full"))
 
 
+@pytest.mark.parametrize(("error", "following"), [(GONE, "b"), (CapacityError("the queue is full"), "a")])
+def test_an_address_that_is_full_is_not_down(error: OutriderError, following: str) -> None:
+    attempts = attempts_at("a", "b", resume=60)
+    attempts.begin()
+    attempts.note_message(is_output=True)
+    attempts.failed(error)
+    assert attempts.begin()[0] == following
+
+
 # Over the wire.
 
 
