@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 from outrider.cli.stack.arrangement import Load, arrange
 from outrider.cli.stack.gateways import GatewayPlan, plan_gateway, spread_over
@@ -14,7 +15,7 @@ from outrider.cli.stack.gpus import NO_GPUS, find_gpus
 from outrider.cli.stack.held_ports import hold_port
 from outrider.cli.stack.placement import place
 from outrider.cli.stack.plan import StackPlan, plan_stack, with_typed_names
-from outrider.cli.stack.preflight import check, check_listeners
+from outrider.cli.stack.preflight import check, check_listeners, read_config
 from outrider.cli.stack.secret import make_link_secret
 from outrider.config import Effective, Settings
 from outrider.config.sources import CONFIG
@@ -47,7 +48,7 @@ def _prepare(
     require_extras(extras_of(effective.settings), "starting the services", optional=optional)
     settings = _with_local_models(effective.settings)
     check(settings)
-    settings = with_layers_of_head(settings)
+    settings = with_length_of_target(with_layers_of_head(settings))
     http = plan_gateway(settings, explicit=effective.origins) if serves_http else GatewayPlan()
     check_listeners(settings, http.settings, effective.origins)
     gpus = find_gpus() if _may_need_gpu(settings) else NO_GPUS
@@ -73,6 +74,19 @@ def require_for_file(config: str | None) -> None:
     """
     if (config or os.environ.get(CONFIG)) and is_missing("yaml"):
         require_extras(["engine"], "starting the services", optional=["gateway"])
+
+
+def with_length_of_target(settings: Settings) -> Settings:
+    """The settings with the target's ``max_model_len`` as the draft's, whose KV cache need not hold longer texts.
+    Unchanged where the draft has its own, or its ``config.json`` does not say that it can take as much.
+    """
+    draft, length = settings.draft, settings.target.max_model_len
+    if length is None or draft.max_model_len is not None or not draft.method.has_model or draft.model is None:
+        return settings
+    most = read_config(Path(draft.model), "draft").get("max_position_embeddings")
+    if not isinstance(most, int) or most < length:
+        return settings
+    return replace(settings, draft=draft.model_copy(update={"max_model_len": length}))
 
 
 def extras_of(settings: Settings) -> list[str]:

@@ -53,7 +53,9 @@ class DraftSettings(ModelServiceSettings):
     )
     port: Port = Field(50052, description="Port to listen on.")
     max_model_len: Positive | None = Field(
-        None, description="Length after which the draft proposes nothing, in tokens; unset: the model's limit."
+        None,
+        description="Length after which the draft proposes nothing, in tokens; unset: the model's, in `outrider serve`"
+        " at most the target's.",
     )
     batch_invariant: BatchInvariant = Field(
         "off",
