@@ -64,12 +64,14 @@ def _fill(bits: Bits, words: Words, blocks: NDArray[np.integer]) -> None:  # [N,
     factors[0], factors[1] = blocks, base
     others[0], others[1] = position, stream
     products = [np.empty(shape, dtype=np.uint64) for _ in range(2)]
-    halves = [product.view(np.uint32).reshape(*shape, 2)[::-1] for product in products]
-    for turn, steps in enumerate(_STEPS):
+    swapped = [product.view(np.uint32).reshape(*shape, 2)[::-1] for product in products]
+    halves = [(half[..., 0], half[..., 1]) for half in swapped]
+    for turn, round_key in enumerate(key + _STEPS):
+        low, high = halves[turn % 2]
         np.multiply(factors, _MULTIPLIERS, out=products[turn % 2])
-        np.bitwise_xor(others, key + steps, out=factors)
-        np.bitwise_xor(factors, halves[turn % 2][..., 1], out=factors)
-        others = halves[turn % 2][..., 0]
+        np.bitwise_xor(others, round_key, out=factors)
+        np.bitwise_xor(factors, high, out=factors)
+        others = low
     bits[..., 0], bits[..., 1], bits[..., 2], bits[..., 3] = factors[0], others[0], factors[1], others[1]
 
 

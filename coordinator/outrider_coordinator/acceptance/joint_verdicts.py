@@ -34,13 +34,11 @@ class JointVerdicts:
         """``limits``: of token ids. ``coins``: of each draft token, those of its acceptance and of a draw behind it."""
         self._rows, self._limits, self._coins, (self._accepting, self._drawing) = rows, limits, coins, coins
         self._score_limits = limits.repeat(rows.num_rows + 1)  # [R+C]
-        self._firsts = rows.num_rows.cumsum() - rows.num_rows  # [C] row of the first draft token
-        self._steps = _steps(rows)
         self._judged = np.arange(rows.counts.size) + rows.cases  # [R] the draft tokens' scores among all positions
         self._lasts = (rows.num_rows + 1).cumsum() - 1  # [C] those of the position after each proposal
         self._drafted = rows.where_drafted
         self._probs = rows.probs[self._drafted].astype(np.float64)
-        self._sizes = np.add.reduceat(rows.counts, self._firsts).tolist()  # [C] ids in the supports of each case
+        self._sizes = np.add.reduceat(rows.counts, rows.firsts).tolist()  # [C] ids in the supports of each case
 
     @classmethod
     def of(
@@ -49,7 +47,7 @@ class JointVerdicts:
         """Judge with the random numbers of sessions with these seeds, whose proposals begin at ``bases``."""
         bases = bases[rows.cases]
         streams = np.array([[Stream.ACCEPTANCE], [Stream.RESIDUAL]])
-        return cls(rows, limits, uniform(seeds[rows.cases], streams, bases, bases + _steps(rows)))
+        return cls(rows, limits, uniform(seeds[rows.cases], streams, bases, bases + rows.steps))
 
     @classmethod
     def joined(cls, parts: Sequence[JointVerdicts]) -> JointVerdicts:
@@ -83,12 +81,12 @@ class JointVerdicts:
             return None
         num_rows = self._rows.num_rows
         ratios = inside[self._drafted] / self._probs
-        rejections = np.where(self._accepting >= ratios, self._steps, _NO_REJECTION)
-        accepted: Indices = np.minimum(np.minimum.reduceat(rejections, self._firsts), num_rows)
+        rejections = np.where(self._accepting >= ratios, self._rows.steps, _NO_REJECTION)
+        accepted: Indices = np.minimum(np.minimum.reduceat(rejections, self._rows.firsts), num_rows)
         following = drawn[self._lasts].astype(np.int64)
         ending = (accepted < num_rows).nonzero()[0]
         if ending.size:
-            stops = (self._firsts + accepted)[ending]
+            stops = (self._rows.firsts + accepted)[ending]
             recovered = self._draw_recovered(inside, outside[self._judged[stops]], drawn[self._judged[stops]], stops)
             if recovered is None:
                 return None
@@ -135,7 +133,6 @@ class SupportedProposals:
 
     def __init__(self, rows: SupportRows, *, limits: Indices, seeds: NDArray[np.uint64], bases: Indices) -> None:  # [C]
         self.rows, self._limits, self._seeds, self._bases = rows, limits, seeds, bases
-        self._starts = rows.num_rows.cumsum() - rows.num_rows  # [C]
 
     @functools.cached_property
     def verdicts(self) -> JointVerdicts:
@@ -144,7 +141,7 @@ class SupportedProposals:
 
     def evidence(self, case: int) -> SparseEvidence:
         """Evidence of one proposal."""
-        rows, start = self.rows, self._starts.item(case)
+        rows, start = self.rows, self.rows.firsts.item(case)
         end = start + rows.num_rows.item(case)
         first = rows.starts.item(start)
         ids = slice(first, first + int(rows.counts[start:end].sum()))
@@ -179,10 +176,3 @@ def verdicts_on(placed: Sequence[PlacedEvidence]) -> JointVerdicts:
     ]
     order = np.argsort(np.concatenate([np.array(own) for own in groups.values()]))
     return JointVerdicts.joined(parts).selected(order)
-
-
-def _steps(rows: SupportRows) -> Indices:  # [R]
-    """Position of each row's draft token in its case."""
-    firsts = rows.num_rows.cumsum() - rows.num_rows
-    found: Indices = np.arange(len(rows.cases)) - firsts[rows.cases]
-    return found

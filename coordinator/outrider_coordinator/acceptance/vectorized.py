@@ -76,6 +76,17 @@ class SupportRows:
         return np.arange(self.num_rows.size).repeat(self.num_rows)
 
     @functools.cached_property
+    def firsts(self) -> Indices:  # [C]
+        """Row of each case's first draft token."""
+        return self.num_rows.cumsum() - self.num_rows
+
+    @functools.cached_property
+    def steps(self) -> Indices:  # [R]
+        """Position of each row's draft token in its case."""
+        found: Indices = np.arange(self.counts.size) - self.firsts[self.cases]
+        return found
+
+    @functools.cached_property
     def where_drafted(self) -> Indices:
         """Indices of the draft tokens in their supports, if they are there."""
         found: Indices = (self.ids == self.drafted.repeat(self.counts)).nonzero()[0]
