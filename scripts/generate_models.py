@@ -57,7 +57,7 @@ own position, not by the whole text's.
 FORMATS_HEAD = """
 ## Weight formats
 
-Compared with transformers and the widened weights in float64, inputs rounded as compressed-tensors does, bit for bit,
+Compared with transformers and the widened weights in float64, inputs rounded as compressed-tensors does,
 for Llama, Mistral, Qwen2 and 3, and experts of Qwen3 and Mixtral; mxfp4 with the weights as transformers widens them.
 Without the kernels weights are widened to the model's type.
 
@@ -76,11 +76,11 @@ alike. Heads keep their type.
 Activations are rounded as the format says, whatever the number of rows. With `--tensor-parallel-size` above 1 a scale
 for each token is that of a rank's part of the token where ranks share the inputs; other scales do not change.
 
-Experts are read one by one or stacked (transformers 5, Qwen3-VL). With `--enable-expert-parallel` each
+Experts are read one by one or stacked. With `--enable-expert-parallel` each
 GPU has some of them whole. Routers have the type on file, FP8 too.
 
-Adapters (LoRA; merge them), images, 4 bits, `ue8m0` scales and other formats are not served. A killed download fetches
-files anew that were not whole.
+Adapters (LoRA; merge them), images, 4 bits, `ue8m0` scales and others are not served. A killed download fetches
+unfinished files anew.
 """
 
 

@@ -65,7 +65,7 @@ FALLBACK_CONFIGS: dict[str, dict[str, Any]] = {
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "ministral": _SLIDING,
     "opt": {"word_embed_proj_dim": 32, "ffn_dim": 48},
-    "phimoe": {"num_local_experts": 4},
+    "phimoe": {"num_local_experts": 4, "sliding_window": 256},
     "qwen2_moe": {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24,
     },

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -118,6 +119,8 @@ class _Module:
         if odd := [spec.window for spec in specs if spec.window is not None and spec.window < 1]:
             raise ModelError(f"sliding_window should be at least 1, and is {odd[0]}")
         own = self._config
+        if window is not None and window >= getattr(own, "max_position_embeddings", math.inf):
+            return  # every token is within it
         types = getattr(own, "layer_types", None)
         asks_for_window = [kind == "sliding_attention" for kind in types or ()]
         if types is None:

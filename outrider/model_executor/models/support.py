@@ -142,7 +142,7 @@ FALLBACKS = (
     FallbackSupport("opt", "OPT"),
     FallbackSupport("persimmon", "Persimmon"),
     FallbackSupport("phi", "Phi 1 and 2"),
-    FallbackSupport("phimoe", "Phi-3.5, with experts"),
+    FallbackSupport("phimoe", "PhiMoE without longrope"),
     FallbackSupport("qwen2_moe", "Qwen1.5 and Qwen2, with experts"),
     FallbackSupport("seed_oss", "Seed-OSS"),
     FallbackSupport("smollm3", "SmolLM3"),
