@@ -309,11 +309,12 @@ def test_ranks_share_the_linear_layers_of_its_plan() -> None:
         ("gpt2", 2, "transformers has no plan of how to share it"),
         ("qwen2_moe", 2, "its layers.0.mlp.experts would be shared as moe_tp_experts"),
         ("smollm3", 4, "it does not divide its 2 key and value heads"),
+        ("gemma3n_text", 2, "its activation_sparsity_pattern compares all features of a token"),
     ],
 )
 def test_ranks_are_refused_before_anything_is_loaded(name: str, size: int, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
-        estimate_model(build(name), tensor_parallel_size=size)
+        estimate_model(build_fallback(name), tensor_parallel_size=size)
     assert caught.value.field == "tensor_parallel_size"
 
 

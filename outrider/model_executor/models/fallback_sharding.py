@@ -47,7 +47,11 @@ def share_linears(
     that are ``kept`` whole come back with what the plan says of them.
     """
     shard, decoder = communicator.shard, model.get_decoder()
-    plan = getattr(model.config.get_text_config(decoder=True), "base_model_tp_plan", None)
+    text = model.config.get_text_config(decoder=True)
+    plan = getattr(text, "base_model_tp_plan", None)
+    if any(getattr(text, "activation_sparsity_pattern", None) or ()):  # of Gemma 3n; its plan passes over that
+        why = "activation_sparsity_pattern compares all features of a token, of which each rank has a part"
+        raise ConfigError(SETTING, f"must be 1 for {type(model).__name__}: its {why}")
     if not plan:
         raise ConfigError(SETTING, f"must be 1 for {type(model).__name__}: transformers has no plan of how to share it")
     if num_kv_heads % shard.size:
