@@ -310,10 +310,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     @property
     def _has_forwards(self) -> bool:
         """True if a forward is to be started, or is in flight."""
-        is_due = (
-            self.decode.pending or self.decode.is_ahead_due or self.scheduler.queue.due or self.scheduler.plain.is_due
-        )
-        return bool(is_due or self.in_flight)
+        is_busy = self.in_flight or self.decode.pending
+        return bool(is_busy or self.decode.is_ahead_due or self.scheduler.queue.due or self.scheduler.plain.is_due)
 
     # Links.
 

@@ -69,13 +69,19 @@ def collect(receiver: OtlpReceiver, trace_id: str, *, items: bool = True) -> lis
         found[:] = [span for span in receiver.spans if span.trace_id == trace_id]
         by_name = Counter(span.name for span in found)
         asked = {names.PROPOSE_ITEM: by_name[names.DRAFT], names.SCORE_ITEM: by_name[names.SCORE]}
-        has_request = any(span.kind is SpanKind.SERVER and span.service == "outrider-coordinator" for span in found)
+        requests = [span for span in found if span.kind is SpanKind.SERVER and span.service == "outrider-coordinator"]
+        has_decode = by_name[names.DECODE] > 0 or any(request.error for request in requests)
         has_steps = all(
             number(decode, names.NUM_STEPS) - number(decode, names.NUM_STEPS_NOT_SHOWN) == by_name[names.ACCEPT]
             for decode in found
             if decode.name == names.DECODE
         )
-        return has_request and has_steps and (not items or all(by_name[key] >= n for key, n in asked.items()))
+        return (
+            bool(requests)
+            and has_decode
+            and has_steps
+            and (not items or all(by_name[key] >= n for key, n in asked.items()))
+        )
 
     wait_until(is_complete, f"trace {trace_id}", found)
     return found
