@@ -222,7 +222,7 @@ def _class_of(num_sessions: int) -> int:
 
 
 class PrefillDelayPolicy:
-    """Decision whether a prompt's chunk waits for the running sessions that will soon be back.
+    """Decision whether a prompt's chunk, or running sessions that are due, wait for those that will soon be back.
 
     A running session is away between its answer and its next item. A chunk that starts meanwhile makes it wait for a
     whole forward, and then for its own; one that waits is served beside it in the same. So a chunk waits where it would
@@ -274,15 +274,11 @@ class PrefillDelayPolicy:
         self._chunk_ns = moving_mean(self._chunk_ns, duration_ns, _DELAY_WEIGHT)
 
     def wait_ns(self, now_ns: int) -> int:
-        """Seconds that a chunk should wait unless a session is back before; 0: it may go."""
-        self.learn()
-        if self._away_ns is None or self._chunk_ns is None:
+        """Nanoseconds that a chunk should wait unless a session is back before; 0: it may go."""
+        lefts, away_ns = self._awaited(now_ns)
+        if not lefts or self._chunk_ns is None or now_ns + self._chunk_ns <= min(lefts) + away_ns:
             return 0
-        away, limit_ns = self._away_ns, min(_LATE * self._away_ns, LONGEST_ABSENCE_NS)
-        lefts = [left for left in self._left.values() if now_ns - left < limit_ns]
-        if not lefts or now_ns + self._chunk_ns <= min(lefts) + away:
-            return 0
-        return int(max(lefts) + limit_ns) - now_ns
+        return int(max(lefts) + _patience_ns(away_ns)) - now_ns
 
     def gather_ns(self, due: Collection[SessionKey], forward_ns: Callable[[int], float | None], now_ns: int) -> int:
         """Nanoseconds that running sessions that are due should wait for those away, to share a forward with them from
@@ -291,19 +287,29 @@ class PrefillDelayPolicy:
         Sessions that are served while others draft take turns with these for good, each a whole forward behind. One
         group waits for its drafts instead, which takes less where a forward's time hardly grows with its sessions.
         """
-        self.learn()
-        if self._away_ns is None:
-            return 0
-        limit_ns = min(_LATE * self._away_ns, LONGEST_ABSENCE_NS)
-        lefts = [left for key, left in self._left.items() if key not in due and now_ns - left < limit_ns]
+        lefts, away_ns = self._awaited(now_ns, due)
         if not lefts:
             return 0
         ours, theirs, of_all = map(forward_ns, (len(due), len(lefts), len(due) + len(lefts)))
         if ours is None or theirs is None or of_all is None:
             return 0
-        if of_all + self._away_ns > _GATHERED_RATIO * (ours + theirs):
+        if of_all + away_ns > _GATHERED_RATIO * (ours + theirs):
             return 0
-        return int(max(lefts) + limit_ns) - now_ns
+        return int(max(lefts) + _patience_ns(away_ns)) - now_ns
+
+    def _awaited(self, now_ns: int, due: Collection[SessionKey] = ()) -> tuple[list[int], float]:
+        """Times at which the sessions left that are away, not ``due`` and not late, and how long one is away."""
+        self.learn()
+        if (away_ns := self._away_ns) is None:
+            return [], 0.0
+        patience_ns = _patience_ns(away_ns)
+        lefts = [left for key, left in self._left.items() if key not in due and now_ns - left < patience_ns]
+        return lefts, away_ns
+
+
+def _patience_ns(away_ns: float) -> float:
+    """Longest absence of a session that is waited for, where one usually takes so long."""
+    return min(_LATE * away_ns, LONGEST_ABSENCE_NS)
 
 
 def moving_mean(mean: float | None, value: float, weight: float) -> float:

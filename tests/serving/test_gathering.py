@@ -119,14 +119,19 @@ class Target:
                 self.texts[event.session].append(event.form.token_ids[0])
 
 
-@pytest.mark.parametrize("are_arrays", [False, True], ids=["items", "arrays"])
-def test_two_sessions_that_take_turns_become_one_group(are_arrays: bool) -> None:
-    target = Target(are_arrays=are_arrays)
+@pytest.fixture(params=[False, True], ids=["items", "arrays"])
+def target(request: pytest.FixtureRequest) -> Target:
+    """A target whose first session is away when its second one asks."""
+    target = Target(are_arrays=request.param)
     target.ask(1)
     target.run()
     del target.forwards[:]
     target.now_ns += AWAY // 2
     target.ask(2)
+    return target
+
+
+def test_two_sessions_that_take_turns_become_one_group(target: Target) -> None:
     target.run()
     assert not target.forwards and target.driver.core.pause_s == pytest.approx(1e-9 * AWAY)  # until the first is late
     target.now_ns += AWAY // 2
@@ -135,14 +140,7 @@ def test_two_sessions_that_take_turns_become_one_group(are_arrays: bool) -> None
     assert target.forwards == [2]
 
 
-@pytest.mark.parametrize("are_arrays", [False, True], ids=["items", "arrays"])
-def test_a_session_that_does_not_come_back_is_waited_for_once(are_arrays: bool) -> None:
-    target = Target(are_arrays=are_arrays)
-    target.ask(1)
-    target.run()
-    del target.forwards[:]
-    target.now_ns += AWAY // 2
-    target.ask(2)
+def test_a_session_that_does_not_come_back_is_waited_for_once(target: Target) -> None:
     target.now_ns += AWAY
     target.run()
     assert target.forwards == [1]

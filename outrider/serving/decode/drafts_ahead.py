@@ -97,7 +97,7 @@ class DraftsAhead:
     @property
     def is_due(self) -> bool:
         """True if a loop may be begun."""
-        return bool(self._verdicts or (self._chains and any(chain.new_tokens for chain in self._chains.values())))
+        return bool(self._verdicts) or any(chain.new_tokens for chain in self._chains.values())
 
     def start(self, link_id: int, start: ChainStart) -> Iterator[SessionKey]:
         """Begin chains; the sessions. A draft that reads states cannot go on without the target's."""

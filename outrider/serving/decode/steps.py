@@ -110,8 +110,7 @@ class DecodeBatches:
 
     def split(self, link_id: int, commands: Sequence[Any]) -> _Parts:
         """The commands of a message that go one by one, what may be one step after them, and commands after that."""
-        batched = [command for command in commands if isinstance(command, CommandBatch)]
-        if not batched:
+        if not any(isinstance(command, CommandBatch) for command in commands):
             return commands, None, ()
         if not self._is_enabled:
             return one_by_one(commands), None, ()
